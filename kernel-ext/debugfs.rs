@@ -93,7 +93,7 @@ impl<T: Send + Sync + 'static> Dir<T> {
     ///
     /// # Errors
     ///
-    /// Same as [`Dir::new`].
+    /// Returns the errors of [`Dir::new`].
     pub fn add_writable<M: ModuleMetadata + 'static>(
         &mut self,
         name: &CStr,
@@ -108,7 +108,7 @@ impl<T: Send + Sync + 'static> Dir<T> {
     ///
     /// # Errors
     ///
-    /// Same as [`Dir::new`].
+    /// Returns the errors of [`Dir::new`].
     pub fn add_directory<M: ModuleMetadata + 'static>(
         &mut self,
         name: &CStr,

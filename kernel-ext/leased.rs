@@ -184,7 +184,7 @@ impl LeasedDevice {
             return;
         }
         let (offset, bytes) = (offset.into(), width.bytes());
-        // SAFETY: same as in `read`.
+        // SAFETY: the reasons given in `read` apply.
         unsafe { bindings::extoll_leased_write(raw(&*self.dev), offset, bytes, value) }
     }
 
@@ -260,7 +260,7 @@ impl LeasedDevice {
 
 // SAFETY: the claim is changed with the device's lock held only.
 unsafe impl Send for LeasedDevice {}
-// SAFETY: see `Send`.
+// SAFETY: the reason given for `Send` applies.
 unsafe impl Sync for LeasedDevice {}
 
 impl Drop for LeasedDevice {

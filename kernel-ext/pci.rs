@@ -95,7 +95,8 @@ impl Enabled<'_> {
         // concurrently.
         let mask = unsafe { bindings::extoll_coherent_mask(raw) };
         let low = mask & u64::from(u32::MAX);
-        // SAFETY: same as in `set_dma_mask`; only `f` uses the mask before it is restored.
+        // SAFETY: the reasons given in `set_dma_mask` apply; only `f` uses the mask before it is
+        // restored.
         to_result(unsafe { bindings::extoll_set_coherent_mask(raw, low) })?;
         let done = f();
         // SAFETY: `f` has returned, so the mask is not in use.

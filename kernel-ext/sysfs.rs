@@ -240,14 +240,14 @@ unsafe extern "C" fn show<T: Files>(
 
 /// # Safety
 ///
-/// Same as [`show`].
+/// The requirements of [`show`] apply.
 unsafe extern "C" fn store<T: Files>(
     _: *mut bindings::device,
     attribute: *mut bindings::device_attribute,
     text: *const c_char,
     count: usize,
 ) -> isize {
-    // SAFETY: same as in `show`.
+    // SAFETY: the reasons given in `show` apply.
     let (data, id) = unsafe { file::<T>(attribute) };
     // SAFETY: sysfs passes `count` initialised bytes that are valid during this call.
     let bytes = unsafe { core::slice::from_raw_parts(text.cast::<u8>(), count) };

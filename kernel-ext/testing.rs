@@ -90,7 +90,7 @@ impl<'a> SyncMapping<'a> {
 
     /// Lets the CPU use the bytes. The CPU then sees what the device wrote. Any context.
     pub fn to_cpu(&mut self) {
-        // SAFETY: mapped by `new`.
+        // SAFETY: `new` mapped the bytes.
         unsafe {
             bindings::extoll_dma_to_cpu(
                 sysfs::raw(self.dev),
@@ -104,7 +104,7 @@ impl<'a> SyncMapping<'a> {
 
     /// Lets the device use the bytes. The device then sees what the CPU wrote. Any context.
     pub fn to_device(&mut self) {
-        // SAFETY: mapped by `new`.
+        // SAFETY: `new` mapped the bytes.
         unsafe {
             bindings::extoll_dma_to_device(
                 sysfs::raw(self.dev),
@@ -143,7 +143,7 @@ impl<'a> SyncMapping<'a> {
     }
 
     fn unmap(&mut self) {
-        // SAFETY: mapped by `new`. This is called once, by the drop or instead of it.
+        // SAFETY: `new` mapped the bytes. This is called once, by the drop or instead of it.
         unsafe {
             bindings::extoll_dma_unmap(
                 sysfs::raw(self.dev),

@@ -45,7 +45,7 @@ pub struct Vectors<'a, T: VectorHandler> {
 
 // SAFETY: the pointers in `cookies` point to `handler`, which is accessed by shared reference only.
 unsafe impl<T: VectorHandler> Send for Vectors<'_, T> {}
-// SAFETY: see `Send`.
+// SAFETY: the reason given for `Send` applies.
 unsafe impl<T: VectorHandler> Sync for Vectors<'_, T> {}
 
 impl<'a, T: VectorHandler> Vectors<'a, T> {

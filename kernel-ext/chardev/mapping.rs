@@ -272,7 +272,7 @@ impl NewMapping<'_> {
         if flags & bindings::VM_SHARED as bindings::vm_flags_t == 0 {
             return Err(EINVAL);
         }
-        // INVARIANT: checked above.
+        // INVARIANT: the checks above establish the invariant.
         Ok(Self {
             vma,
             _lock: PhantomData,
@@ -347,7 +347,7 @@ const VM_OPERATIONS: &bindings::vm_operations_struct = &bindings::vm_operations_
 
 /// # Safety
 ///
-/// To be called by the kernel only, for a copy of a VMA that [`NewMapping::attach`] set up.
+/// Only the kernel may call this function, for a copy of a VMA that [`NewMapping::attach`] set up.
 unsafe extern "C" fn vm_open(vma: *mut bindings::vm_area_struct) {
     // SAFETY: the original VMA holds a reference, which `ManuallyDrop` leaves alone. A reference
     // for the copy is made below.
@@ -363,8 +363,8 @@ unsafe extern "C" fn vm_open(vma: *mut bindings::vm_area_struct) {
 
 /// # Safety
 ///
-/// To be called by the kernel only, once per VMA that [`NewMapping::attach`] set up or [`vm_open`]
-/// copied.
+/// Only the kernel may call this function, once per VMA that [`NewMapping::attach`] set up or
+/// [`vm_open`] copied.
 unsafe extern "C" fn vm_close(vma: *mut bindings::vm_area_struct) {
     // SAFETY: this VMA owns the reference, which is dropped at the end of this function.
     let mapping = unsafe { Arc::from_raw((*vma).vm_private_data.cast_const().cast::<Mapping>()) };
@@ -386,8 +386,8 @@ unsafe extern "C" fn vm_close(vma: *mut bindings::vm_area_struct) {
 
 /// # Safety
 ///
-/// To be called by the kernel only, for a fault in a VMA that [`NewMapping::attach`] set up or
-/// [`vm_open`] copied.
+/// Only the kernel may call this function, for a fault in a VMA that [`NewMapping::attach`] set up
+/// or [`vm_open`] copied.
 unsafe extern "C" fn vm_fault(vmf: *mut bindings::vm_fault) -> bindings::vm_fault_t {
     // SAFETY: the fault is valid during the call.
     let (vma, at, address) = unsafe {

@@ -54,7 +54,7 @@ impl Classes {
 
 impl Drop for Classes {
     fn drop(&mut self) {
-        // SAFETY: registered in `register`.
+        // SAFETY: `register` registered the classes and device numbers.
         unsafe { bindings::extoll_chardev_unregister() }
     }
 }
@@ -216,7 +216,8 @@ unsafe fn handler<'a>(file: *mut bindings::file) -> &'a dyn Handler {
 
 /// # Safety
 ///
-/// To be called by the kernel only, for the inode of a [`Node`] and a file that is being opened.
+/// Only the kernel may call this function, for the inode of a [`Node`] and a file that is being
+/// opened.
 unsafe extern "C" fn open(inode: *mut bindings::inode, file: *mut bindings::file) -> c_int {
     from_result(|| {
         // SAFETY: the file is valid, and its mapping is the one of its inode.
@@ -233,7 +234,7 @@ unsafe extern "C" fn open(inode: *mut bindings::inode, file: *mut bindings::file
             // unlock.
             unsafe { &*owner }.open(&opening)
         };
-        // SAFETY: locked above.
+        // SAFETY: the call above acquired the lock.
         unsafe { bindings::extoll_node_unlock(inode) };
         let handler = handler?;
         let private = KBox::new(handler.clone(), GFP_KERNEL).inspect_err(|_| handler.release())?;
@@ -245,7 +246,7 @@ unsafe extern "C" fn open(inode: *mut bindings::inode, file: *mut bindings::file
 
 /// # Safety
 ///
-/// To be called by the kernel only, once, for an open file.
+/// Only the kernel may call this function, once, for an open file.
 unsafe extern "C" fn release(_: *mut bindings::inode, file: *mut bindings::file) -> c_int {
     // SAFETY: `open` stored the pointer, and the file is not used any more.
     let private = unsafe { KBox::from_raw((*file).private_data.cast::<Private>()) };
@@ -255,7 +256,7 @@ unsafe extern "C" fn release(_: *mut bindings::inode, file: *mut bindings::file)
 
 /// # Safety
 ///
-/// To be called by the kernel only, for an open file.
+/// Only the kernel may call this function, for an open file.
 unsafe extern "C" fn ioctl(file: *mut bindings::file, command: c_uint, arg: c_ulong) -> c_long {
     // SAFETY: the file is open.
     let handler = unsafe { handler(file) };
@@ -264,8 +265,8 @@ unsafe extern "C" fn ioctl(file: *mut bindings::file, command: c_uint, arg: c_ul
 
 /// # Safety
 ///
-/// To be called by the kernel only, for an open file and a new VMA with the address space locked
-/// for writing.
+/// Only the kernel may call this function, for an open file and a new VMA with the address space
+/// locked for writing.
 unsafe extern "C" fn mmap(file: *mut bindings::file, vma: *mut bindings::vm_area_struct) -> c_int {
     // SAFETY: the file is open.
     let handler = unsafe { handler(file) };
@@ -277,7 +278,7 @@ unsafe extern "C" fn mmap(file: *mut bindings::file, vma: *mut bindings::vm_area
 
 /// # Safety
 ///
-/// To be called by the kernel only, for an open file and a valid or null table.
+/// Only the kernel may call this function, for an open file and a valid or null table.
 unsafe extern "C" fn poll(
     file: *mut bindings::file,
     table: *mut bindings::poll_table_struct,
@@ -293,7 +294,7 @@ unsafe extern "C" fn poll(
 
 /// # Safety
 ///
-/// To be called by the kernel only, for an open file.
+/// Only the kernel may call this function, for an open file.
 unsafe extern "C" fn read(
     file: *mut bindings::file,
     to: *mut c_char,
@@ -308,7 +309,7 @@ unsafe extern "C" fn read(
 
 /// # Safety
 ///
-/// To be called by the kernel only, for an open file.
+/// Only the kernel may call this function, for an open file.
 unsafe extern "C" fn write(
     file: *mut bindings::file,
     from: *const c_char,
@@ -323,7 +324,7 @@ unsafe extern "C" fn write(
 
 /// # Safety
 ///
-/// To be called by the kernel only, for an open file.
+/// Only the kernel may call this function, for an open file.
 unsafe extern "C" fn llseek(
     file: *mut bindings::file,
     offset: bindings::loff_t,

@@ -40,7 +40,7 @@ impl BoundDevice {
     /// The result and all objects made from it must be dropped before the device is unbound, or
     /// must not be reachable afterwards.
     pub unsafe fn new(dev: &Device<Bound>) -> Self {
-        // INVARIANT: by the function's requirements; the number is new.
+        // INVARIANT: the function's requirements establish the invariant; the number is new.
         Self {
             dev: dev.into(),
             binding: BINDINGS.fetch_add(1, Relaxed),
@@ -51,11 +51,11 @@ impl BoundDevice {
     ///
     /// # Safety
     ///
-    /// Same as [`BoundDevice::new`].
+    /// The requirements of [`BoundDevice::new`] apply.
     #[must_use]
     pub unsafe fn share(&self) -> Self {
-        // INVARIANT: by the function's requirements. The device is bound while `self` is borrowed,
-        // and it is the same binding.
+        // INVARIANT: the function's requirements establish the invariant. The device is bound while
+        // `self` is borrowed, and it is the same binding.
         Self {
             dev: self.dev.clone(),
             binding: self.binding,

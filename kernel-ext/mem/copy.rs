@@ -83,7 +83,8 @@ impl PageList {
         let (base, len) = (bytes.as_mut_ptr(), bytes.len());
         self.for_each_chunk(at, len, |from, n, done| {
             let to = base.wrapping_add(done);
-            // SAFETY: same as in `copy_from`, in the other direction; `bytes` is borrowed mutably.
+            // SAFETY: the reasons given in `copy_from` apply, in the other direction; `bytes` is
+            // borrowed mutably.
             unsafe { bindings::extoll_copy_bytes(to.cast(), from.cast(), n) };
             n
         })
@@ -184,7 +185,7 @@ impl PageList {
     /// `EINVAL`: a tag exceeds the list.
     pub fn has_tag(&self, tags: TagPositions, tag: Tag) -> Result<bool> {
         let is = |from: *mut Tag| {
-            // SAFETY: same as in `write_tags`.
+            // SAFETY: the reasons given in `write_tags` apply.
             let found = unsafe { from.read_volatile() };
             u64::from_ne_bytes(found) == u64::from_ne_bytes(tag)
         };

@@ -52,7 +52,7 @@ impl BioVecs<'_> {
     /// addresses. A device may read all of each page, and write it if `write`, as long as a list
     /// holds a reference to it.
     pub unsafe fn from_raw(raw: *const kernel::bindings::bio_vec, len: usize, write: bool) -> Self {
-        // INVARIANT: by the function's requirements.
+        // INVARIANT: the function's requirements establish the invariant.
         Self {
             raw,
             len,

@@ -69,8 +69,8 @@ impl IovaRange {
             return Err(EINVAL);
         }
         let (range, direction) = (&raw const self.range, direction.into());
-        // SAFETY: by the function's requirements; the device is bound, and the range belongs to
-        // this binding.
+        // SAFETY: the function's requirements allow the call; the device is bound, and the range
+        // belongs to this binding.
         to_result(unsafe {
             bindings::extoll_iova_link(dev.as_raw(), range, at, phys, bytes, direction)
         })
@@ -93,7 +93,7 @@ impl IovaRange {
             return false;
         }
         let (range, direction) = (&raw const self.range, direction.into());
-        // SAFETY: same as in `link`.
+        // SAFETY: the reasons given in `link` apply.
         unsafe { bindings::extoll_iova_unlink(dev.as_raw(), range, at, bytes, direction) };
         true
     }
@@ -107,8 +107,8 @@ impl IovaRange {
         if self.binding != dev.binding() {
             return false;
         }
-        // SAFETY: by the function's requirements; the device is bound, and the range belongs to
-        // this binding.
+        // SAFETY: the function's requirements allow the call; the device is bound, and the range
+        // belongs to this binding.
         unsafe { bindings::extoll_iova_free(dev.as_raw(), &raw const self.range) };
         true
     }

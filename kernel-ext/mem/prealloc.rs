@@ -110,8 +110,8 @@ impl Kind for PreallocatedPages {
 
     /// # Safety
     ///
-    /// Same as for the trait: the pages are mapped for the device in this direction, and it does
-    /// not access them any more.
+    /// The requirements of the trait apply: the pages are mapped for the device in this direction,
+    /// and it does not access them any more.
     unsafe fn unmap(mut self, dev: &BoundDevice, direction: DataDirection) -> Self::Owner {
         let (table, direction) = (self.prealloc.table.get(), direction.into());
         // SAFETY: by the function's requirements and the type invariant the table is mapped in this

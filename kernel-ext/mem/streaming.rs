@@ -188,8 +188,8 @@ impl<O> Kind for Range<O> {
 
     /// # Safety
     ///
-    /// Same as for the trait: the range is mapped for the device in this direction, and it does not
-    /// access the range any more.
+    /// The requirements of the trait apply: the range is mapped for the device in this direction,
+    /// and it does not access the range any more.
     #[inline]
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> O {
         // SAFETY: by the function's requirements the range is mapped in this direction.
@@ -299,8 +299,8 @@ impl Kind for Pages {
 
     /// # Safety
     ///
-    /// Same as for the trait: the pages are mapped for the device in this direction, and it does
-    /// not access them any more.
+    /// The requirements of the trait apply: the pages are mapped for the device in this direction,
+    /// and it does not access them any more.
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> Arc<PageList> {
         // SAFETY: by the function's requirements and the type invariant the table is mapped in this
         // direction. No other reference to the table exists.

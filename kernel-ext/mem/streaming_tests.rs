@@ -58,7 +58,7 @@ mod tests {
 
     impl Drop for Sample {
         fn drop(&mut self) {
-            // SAFETY: made by `new`.
+            // SAFETY: `new` made the device.
             unsafe { bindings::extoll_device_sample_end(self.0.as_ptr()) }
         }
     }

@@ -53,8 +53,8 @@ impl Pins {
     /// This must be called only once.
     pub(super) unsafe fn unpin(&mut self, pages: &mut [*mut bindings::page]) {
         let n = pages.len() as c_ulong;
-        // SAFETY: by the function's requirements. The pages were counted in the address space,
-        // which is referenced.
+        // SAFETY: the function's requirements allow the call. The pages were counted in the address
+        // space, which is referenced.
         unsafe {
             bindings::unpin_user_pages_dirty_lock(pages.as_mut_ptr(), n, self.write);
             bindings::extoll_pinned_sub(self.mm.as_raw(), n);

@@ -64,7 +64,7 @@ static STATIC_OPS: Ops = Ops(OPS);
 
 /// # Safety
 ///
-/// To be called by the kernel for a notifier that [`Watch::new`] registered.
+/// Only the kernel may call this function, for a notifier that [`Watch::new`] registered.
 unsafe extern "C" fn invalidate(
     sub: *mut bindings::mmu_interval_notifier,
     range: *const bindings::mmu_notifier_range,
@@ -128,15 +128,16 @@ impl Watch {
     /// changes that [`Watcher::changing`] was notified of before this call. Sleeps. Must not be
     /// called in `changing`, or with a lock held that `changing` takes.
     pub fn wait_idle(&self) {
-        // SAFETY: registered by the type invariant. `changing` reports later changes, so the
-        // returned sequence number is not needed.
+        // SAFETY: by the type invariant the notifier is registered. `changing` reports later
+        // changes, so the returned sequence number is not needed.
         unsafe { bindings::mmu_interval_read_begin(self.0.notifier.get()) };
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // SAFETY: registered by the type invariant. The kernel does not use it afterwards.
+        // SAFETY: by the type invariant the notifier is registered. The kernel does not use it
+        // afterwards.
         unsafe { bindings::mmu_interval_notifier_remove(self.0.notifier.get()) };
     }
 }

@@ -71,7 +71,8 @@ pub struct NetDev {
 // SAFETY: all accesses to the C object are through functions that may be called on any CPU; see
 // each of them.
 unsafe impl Send for NetDev {}
-// SAFETY: see `Send`; accesses that must be serialised take one of the locks.
+// SAFETY: the reason given for `Send` applies; accesses that must be serialised take one of the
+// locks.
 unsafe impl Sync for NetDev {}
 
 impl NetDev {
@@ -238,8 +239,8 @@ impl NetDev {
     pub fn schedule_work_in(&self, ms: u32) {
         let live = self.live.lock();
         if *live {
-            // SAFETY: same reason as in `schedule_work`; the delayed item is cancelled together
-            // with the other one.
+            // SAFETY: the reasons given in `schedule_work` apply; the delayed item is cancelled
+            // together with the other one.
             unsafe { bindings::extoll_net_schedule_work_in(self.as_raw(), ms) }
         }
     }
@@ -300,7 +301,7 @@ impl NetDev {
         // earlier generations are ignored from now on.
         unsafe { bindings::extoll_net_bql_reset(self.as_raw()) };
         drop(generation);
-        // SAFETY: locked above.
+        // SAFETY: the call above acquired the lock.
         unsafe { bindings::extoll_net_tx_unlock(self.as_raw()) };
     }
 }

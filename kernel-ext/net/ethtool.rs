@@ -145,8 +145,8 @@ fn copy_str(to: &mut [c_char], from: &[u8]) {
 
 /// # Safety
 ///
-/// To be called by the net core only, for a device with `T`'s operations. The same applies to all
-/// functions below. `info` is valid and zeroed.
+/// Only the net core may call this function, for a device with `T`'s operations. The same applies
+/// to all functions below. `info` is valid and zeroed.
 unsafe extern "C" fn get_drvinfo<T: EthtoolOps>(
     dev: *mut CNetDevice,
     info: *mut bindings::ethtool_drvinfo,
@@ -169,15 +169,15 @@ fn names<T: EthtoolOps>(set: u32) -> Result<&'static [&'static CStr]> {
 
 /// # Safety
 ///
-/// Same as [`get_drvinfo`].
+/// The requirements of [`get_drvinfo`] apply.
 unsafe extern "C" fn get_sset_count<T: EthtoolOps>(_dev: *mut CNetDevice, set: c_int) -> c_int {
     from_result(|| Ok(names::<T>(set as u32)?.len() as c_int))
 }
 
 /// # Safety
 ///
-/// Same as [`get_drvinfo`]; `data` has 32 bytes for each string of the set, whose number
-/// [`get_sset_count`] returned.
+/// The requirements of [`get_drvinfo`] apply; `data` has 32 bytes for each string of the set, whose
+/// number [`get_sset_count`] returned.
 unsafe extern "C" fn get_strings<T: EthtoolOps>(_dev: *mut CNetDevice, set: u32, data: *mut u8) {
     const LEN: usize = bindings::ETH_GSTRING_LEN as usize;
     for (i, name) in names::<T>(set).unwrap_or(&[]).iter().enumerate() {
@@ -193,7 +193,8 @@ unsafe extern "C" fn get_strings<T: EthtoolOps>(_dev: *mut CNetDevice, set: u32,
 
 /// # Safety
 ///
-/// Same as [`get_drvinfo`]; `values` has the number of elements that [`get_sset_count`] returned.
+/// The requirements of [`get_drvinfo`] apply; `values` has the number of elements that
+/// [`get_sset_count`] returned.
 unsafe extern "C" fn get_stats<T: EthtoolOps>(
     dev: *mut CNetDevice,
     _stats: *mut bindings::ethtool_stats,
@@ -211,7 +212,7 @@ unsafe extern "C" fn get_stats<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// Same as [`get_drvinfo`]; `ring` is valid.
+/// The requirements of [`get_drvinfo`] apply; `ring` is valid.
 unsafe extern "C" fn get_ringparam<T: EthtoolOps>(
     dev: *mut CNetDevice,
     ring: *mut bindings::ethtool_ringparam,
@@ -229,7 +230,7 @@ unsafe extern "C" fn get_ringparam<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// Same as [`get_drvinfo`]; `ring` is valid, `ack` is null or valid.
+/// The requirements of [`get_drvinfo`] apply; `ring` is valid, `ack` is null or valid.
 unsafe extern "C" fn set_ringparam<T: EthtoolOps>(
     dev: *mut CNetDevice,
     ring: *mut bindings::ethtool_ringparam,
@@ -250,8 +251,8 @@ unsafe extern "C" fn set_ringparam<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// Same as [`get_drvinfo`]; `t` is valid, `data` points to a 32-bit value (the core checks the type
-/// of copybreak tunables).
+/// The requirements of [`get_drvinfo`] apply; `t` is valid, `data` points to a 32-bit value (the
+/// core checks the type of copybreak tunables).
 unsafe extern "C" fn get_tunable<T: EthtoolOps>(
     dev: *mut CNetDevice,
     t: *const bindings::ethtool_tunable,
@@ -269,7 +270,7 @@ unsafe extern "C" fn get_tunable<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// Same as [`get_tunable`].
+/// The requirements of [`get_tunable`] apply.
 unsafe extern "C" fn set_tunable<T: EthtoolOps>(
     dev: *mut CNetDevice,
     t: *const bindings::ethtool_tunable,
@@ -291,7 +292,7 @@ unsafe extern "C" fn set_tunable<T: EthtoolOps>(
 
 /// # Safety
 ///
-/// Same as [`get_drvinfo`].
+/// The requirements of [`get_drvinfo`] apply.
 unsafe extern "C" fn get_flags<T: EthtoolOps>(dev: *mut CNetDevice) -> u32 {
     // SAFETY: by the function's requirements the device is registered.
     T::flags(unsafe { device::<T>(dev) })
@@ -299,7 +300,7 @@ unsafe extern "C" fn get_flags<T: EthtoolOps>(dev: *mut CNetDevice) -> u32 {
 
 /// # Safety
 ///
-/// Same as [`get_drvinfo`].
+/// The requirements of [`get_drvinfo`] apply.
 unsafe extern "C" fn set_flags<T: EthtoolOps>(dev: *mut CNetDevice, flags: u32) -> c_int {
     from_result(|| {
         // SAFETY: by the function's requirements the device is registered.
@@ -358,7 +359,7 @@ pub(super) fn table<T: EthtoolOps>() -> &'static bindings::ethtool_ops {
 
 /// # Safety
 ///
-/// Same as [`get_drvinfo`].
+/// The requirements of [`get_drvinfo`] apply.
 unsafe extern "C" fn get_link(dev: *mut CNetDevice) -> u32 {
     // SAFETY: by the function's requirements the device is valid.
     unsafe { bindings::ethtool_op_get_link(dev.cast()) }
@@ -366,7 +367,7 @@ unsafe extern "C" fn get_link(dev: *mut CNetDevice) -> u32 {
 
 /// # Safety
 ///
-/// Same as [`get_drvinfo`]; `info` is valid.
+/// The requirements of [`get_drvinfo`] apply; `info` is valid.
 unsafe extern "C" fn get_ts_info(
     dev: *mut CNetDevice,
     info: *mut bindings::kernel_ethtool_ts_info,
@@ -379,7 +380,7 @@ unsafe extern "C" fn get_ts_info(
 ///
 /// # Safety
 ///
-/// Same as [`get_drvinfo`]; `settings` is valid and zeroed.
+/// The requirements of [`get_drvinfo`] apply; `settings` is valid and zeroed.
 unsafe extern "C" fn get_link_ksettings(
     _dev: *mut CNetDevice,
     settings: *mut bindings::ethtool_link_ksettings,

@@ -171,8 +171,8 @@ unsafe fn register<N: PerNet>(slot: *mut bindings::pernet_operations) -> Result 
 
 /// # Safety
 ///
-/// To be called by the network core only, once per namespace, and not concurrently with another
-/// call.
+/// Only the network core may call this function, once per namespace, and not concurrently with
+/// another call.
 unsafe extern "C" fn begin<N: PerNet>(net: *mut bindings::net) -> c_int {
     from_result(|| {
         let all = N::slot().spaces.get().ok_or(ENODEV)?;
@@ -216,7 +216,7 @@ unsafe extern "C" fn begin<N: PerNet>(net: *mut bindings::net) -> c_int {
 
 /// # Safety
 ///
-/// To be called by the network core only, once per namespace for which [`begin`] succeeded.
+/// Only the network core may call this function, once per namespace for which [`begin`] succeeded.
 unsafe extern "C" fn end<N: PerNet>(net: *mut bindings::net) {
     let Some(all) = N::slot().spaces.get() else {
         return;
@@ -245,8 +245,8 @@ unsafe fn remove<N>(net: *mut bindings::net, files: &[File<N>]) {
 
 /// # Safety
 ///
-/// To be called by seq_file only, for a file that [`begin`] added and that has not been removed.
-/// procfs ensures this, because the removal waits for the return.
+/// Only seq_file may call this function, for a file that [`begin`] added and that has not been
+/// removed. procfs ensures this, because the removal waits for the return.
 unsafe extern "C" fn show<N: PerNet>(seq: *mut bindings::seq_file, _: *mut c_void) -> c_int {
     // SAFETY: by the function's requirements the file exists; its data are the pointer that `begin`
     // passed to `extoll_net_proc_add`.

@@ -38,8 +38,8 @@ pub trait NapiPoll: Send + Sync + 'static {
     /// its budget, unless polling continues without an interrupt: by a busy-polling process, or by
     /// a timer that the administrator configured (`napi_defer_hard_irqs`, `gro_flush_timeout`).
     /// Returns true if a message may have arrived before the interrupt was enabled; then the poll
-    /// function runs again. Same context as [`NapiPoll::poll`], which does not run at the same
-    /// time.
+    /// function runs again. Called in the context of [`NapiPoll::poll`], which does not run at the
+    /// same time.
     fn arm(&self, state: &mut Self::State) -> bool;
 
     /// Processes transmit completions for netpoll, possibly with interrupts disabled. `state` is
@@ -144,7 +144,7 @@ impl<P: NapiPoll> Napi<P> {
             return Err(EBUSY);
         }
         let claim = ScopeGuard::new(|| {
-            // SAFETY: claimed above.
+            // SAFETY: the instance was claimed above.
             unsafe { bindings::extoll_napi_unclaim(self.raw.get()) }
         });
         {
@@ -240,7 +240,7 @@ impl PollCx<'_> {
 
 /// # Safety
 ///
-/// To be called by the net core only, for a NAPI instance made by [`Napi::<P>::new`].
+/// Only the net core may call this function, for a NAPI instance made by [`Napi::<P>::new`].
 unsafe extern "C" fn poll<P: NapiPoll>(napi: *mut bindings::napi_struct, budget: c_int) -> c_int {
     // SAFETY: by the function's requirements `napi` is the field of an `extoll_napi`, which is the
     // field of a `Napi<P>`. The object is alive, because its drop disables the instance and waits

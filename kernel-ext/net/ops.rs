@@ -107,10 +107,10 @@ unsafe fn device<'a, T: Operations>(dev: *const bindings::net_device) -> &'a Dev
 
 /// # Safety
 ///
-/// To be called by the net core or `net_helpers.c` only, for a device with `T`'s operations. The
-/// same applies to all functions below.
+/// Only the net core or `net_helpers.c` may call this function, for a device with `T`'s operations.
+/// The same applies to all functions below.
 unsafe extern "C" fn open<T: Operations>(dev: *mut bindings::net_device) -> c_int {
-    // SAFETY: by the function's requirements this is a callback of such a device.
+    // SAFETY: by the function's requirements this is a callback for a device with `T`'s operations.
     let d = unsafe { device::<T>(dev) };
     d.bql_reset();
     // SAFETY: the device is valid. The queue is not active yet, so the stack transmits only after
@@ -127,9 +127,9 @@ unsafe extern "C" fn open<T: Operations>(dev: *mut bindings::net_device) -> c_in
 
 /// # Safety
 ///
-/// Same as [`open`].
+/// The requirements of [`open`] apply.
 unsafe extern "C" fn stop<T: Operations>(dev: *mut bindings::net_device) -> c_int {
-    // SAFETY: by the function's requirements this is a callback of such a device.
+    // SAFETY: by the function's requirements this is a callback for a device with `T`'s operations.
     let d = unsafe { device::<T>(dev) };
     // SAFETY: the device is valid. Its NAPI instances are `extoll_napi`s, because only `Napi` makes
     // them.
@@ -143,13 +143,14 @@ unsafe extern "C" fn stop<T: Operations>(dev: *mut bindings::net_device) -> c_in
 
 /// # Safety
 ///
-/// Same as [`open`]. The caller owns `skb` and passes it on, unless busy is returned.
+/// The requirements of [`open`] apply. The caller owns `skb` and passes it on, unless busy is
+/// returned.
 unsafe extern "C" fn start_xmit<T: Operations>(
     skb: *mut bindings::sk_buff,
     dev: *mut bindings::net_device,
 ) -> bindings::netdev_tx_t {
-    // SAFETY: by the function's requirements this is a callback of such a device, and ownership of
-    // `skb` passes to this function.
+    // SAFETY: by the function's requirements this is a callback for a device with `T`'s operations,
+    // and ownership of `skb` passes to this function.
     let (d, frame) = unsafe { (device::<T>(dev), SkBuff::from_raw(skb)) };
     match T::start_xmit(d, frame, &TxQueue(d)) {
         // The stack accepts only the frame that it passed in.
@@ -163,14 +164,14 @@ unsafe extern "C" fn start_xmit<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`open`]; `addr` points to a `sockaddr`.
+/// The requirements of [`open`] apply; `addr` points to a `sockaddr`.
 unsafe extern "C" fn set_mac_address<T: Operations>(
     dev: *mut bindings::net_device,
     addr: *mut c_void,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: by the function's requirements this is a callback of such a device. The net core
-        // passes a `struct sockaddr` with at least 6 bytes of address.
+        // SAFETY: by the function's requirements this is a callback for a device with `T`'s
+        // operations. The net core passes a `struct sockaddr` with at least 6 bytes of address.
         let (d, data) = unsafe {
             (
                 device::<T>(dev),
@@ -191,7 +192,7 @@ unsafe extern "C" fn set_mac_address<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`open`].
+/// The requirements of [`open`] apply.
 unsafe extern "C" fn change_mtu<T: Operations>(
     dev: *mut bindings::net_device,
     mtu: c_int,
@@ -200,7 +201,8 @@ unsafe extern "C" fn change_mtu<T: Operations>(
         // The net core has checked the value against the limits.
         let mtu = u32::try_from(mtu).map_err(|_| EINVAL)?;
         if T::HAS_CHANGE_MTU {
-            // SAFETY: by the function's requirements this is a callback of such a device.
+            // SAFETY: by the function's requirements this is a callback for a device with `T`'s
+            // operations.
             T::change_mtu(unsafe { device::<T>(dev) }, mtu)?;
         }
         // SAFETY: the device is valid and RTNL is held.
@@ -211,13 +213,13 @@ unsafe extern "C" fn change_mtu<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`open`]; `storage` is valid and not shared.
+/// The requirements of [`open`] apply; `storage` is valid and not shared.
 unsafe extern "C" fn get_stats64<T: Operations>(
     dev: *mut bindings::net_device,
     storage: *mut bindings::rtnl_link_stats64,
 ) {
-    // SAFETY: by the function's requirements this is a callback of such a device, and `storage` is
-    // valid and not shared.
+    // SAFETY: by the function's requirements this is a callback for a device with `T`'s operations,
+    // and `storage` is valid and not shared.
     let (d, stats) = unsafe { (device::<T>(dev), Stats64::from_raw(storage)) };
     stats.set_base(&d.stats().sum());
     if T::HAS_STATS64 {
@@ -227,30 +229,30 @@ unsafe extern "C" fn get_stats64<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`open`].
+/// The requirements of [`open`] apply.
 unsafe extern "C" fn tx_timeout<T: Operations>(dev: *mut bindings::net_device, _queue: c_uint) {
-    // SAFETY: by the function's requirements this is a callback of such a device.
+    // SAFETY: by the function's requirements this is a callback for a device with `T`'s operations.
     T::tx_timeout(unsafe { device::<T>(dev) });
 }
 
 /// # Safety
 ///
-/// Same as [`open`].
+/// The requirements of [`open`] apply.
 unsafe extern "C" fn set_rx_mode<T: Operations>(dev: *mut bindings::net_device) {
-    // SAFETY: by the function's requirements this is a callback of such a device.
+    // SAFETY: by the function's requirements this is a callback for a device with `T`'s operations.
     T::set_rx_mode(unsafe { device::<T>(dev) });
 }
 
 /// # Safety
 ///
-/// Same as [`open`]; `skb` is valid during the call.
+/// The requirements of [`open`] apply; `skb` is valid during the call.
 unsafe extern "C" fn features_check<T: Operations>(
     skb: *mut bindings::sk_buff,
     dev: *mut bindings::net_device,
     features: bindings::netdev_features_t,
 ) -> bindings::netdev_features_t {
-    // SAFETY: by the function's requirements this is a callback of such a device, and `skb` is
-    // valid.
+    // SAFETY: by the function's requirements this is a callback for a device with `T`'s operations,
+    // and `skb` is valid.
     let (d, len) = unsafe { (device::<T>(dev), (*skb).len) };
     if T::needs_software_offload(d, len) {
         0
@@ -263,9 +265,9 @@ unsafe extern "C" fn features_check<T: Operations>(
 ///
 /// # Safety
 ///
-/// Same as [`open`].
+/// The requirements of [`open`] apply.
 pub(super) unsafe extern "C" fn work<T: Operations>(dev: *mut bindings::net_device) {
-    // SAFETY: by the function's requirements this is the work of such a device.
+    // SAFETY: by the function's requirements this is the work of a device with `T`'s operations.
     let d = unsafe { device::<T>(dev) };
     T::work(d, &Rtnl(d));
 }

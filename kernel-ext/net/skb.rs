@@ -50,7 +50,8 @@ impl SkBuff {
     /// `skb` must be valid. Ownership passes to the result.
     #[inline]
     pub(crate) unsafe fn from_raw(skb: *mut bindings::sk_buff) -> Self {
-        // INVARIANT: by the function's requirements. SAFETY: a valid pointer is not null.
+        // INVARIANT: the function's requirements establish the invariant. SAFETY: a valid pointer
+        // is not null.
         Self(unsafe { NonNull::new_unchecked(skb) })
     }
 
@@ -168,7 +169,7 @@ impl RxSkb {
     /// `skb` must be null or a new frame, whose ownership passes to the result.
     #[inline]
     pub(super) unsafe fn from_raw(skb: *mut bindings::sk_buff) -> Option<Self> {
-        // INVARIANT: by the function's requirements.
+        // INVARIANT: the function's requirements establish the invariant.
         NonNull::new(skb).map(Self)
     }
 

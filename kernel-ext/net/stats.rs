@@ -32,7 +32,7 @@ impl PerCpuStats {
 
     #[inline]
     pub(super) fn tx(&self, packets: u32, bytes: u64) {
-        // SAFETY: same as in `rx()`.
+        // SAFETY: the reasons given in `rx()` apply.
         unsafe { bindings::extoll_net_stats_tx(self.0.as_ptr(), packets, bytes) }
     }
 

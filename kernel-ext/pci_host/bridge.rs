@@ -77,7 +77,7 @@ pub struct HostBridge {
 
 // SAFETY: fields are constant or protected by a lock.
 unsafe impl Send for HostBridge {}
-// SAFETY: see `Send`.
+// SAFETY: the reason given for `Send` applies.
 unsafe impl Sync for HostBridge {}
 
 impl HostBridge {
@@ -212,7 +212,7 @@ impl HostBridge {
 /// Host bridge that has not been made yet.
 pub struct Prepared(Pin<KBox<Bridge>>);
 
-// SAFETY: same reason as for `HostBridge`.
+// SAFETY: the reason given for `HostBridge` applies.
 unsafe impl Send for Prepared {}
 
 impl Prepared {
@@ -222,7 +222,7 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// Same as [`HostBridge::new`].
+    /// Returns the errors of [`HostBridge::new`].
     pub fn begin(self) -> Result<HostBridge> {
         let (interrupts, domain) = self.0.begin()?;
         Ok(HostBridge {
@@ -303,7 +303,7 @@ impl Bridge {
 
     /// # Safety
     ///
-    /// Same as [`Bridge::attach_locked`].
+    /// The requirements of [`Bridge::attach_locked`] apply.
     unsafe extern "C" fn detach_locked(this: *mut c_void) -> c_int {
         // SAFETY: by the function's requirements `this` is a valid bridge.
         unsafe { &*this.cast::<Self>() }.detach();
@@ -530,7 +530,7 @@ impl Bridge {
 
     /// # Safety
     ///
-    /// To be called by the notifier chain of the PCI bus, for the notifier of a bridge.
+    /// Only the notifier chain of the PCI bus may call this function, for the notifier of a bridge.
     unsafe extern "C" fn notified(
         _notifier: *mut bindings::notifier_block,
         action: c_ulong,

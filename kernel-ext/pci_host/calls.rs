@@ -41,8 +41,8 @@ unsafe fn of<'a>(pool: *const c_void) -> &'a Pool {
 
 /// # Safety
 ///
-/// To be called by the DMA operations of a device, with the pool of its bridge. The same applies to
-/// all functions below.
+/// Only the DMA operations of a device may call this function, with the pool of its bridge. The
+/// same applies to all functions below.
 unsafe extern "C" fn map(
     pool: *const c_void,
     phys: u64,
@@ -67,7 +67,7 @@ unsafe extern "C" fn map(
 
 /// # Safety
 ///
-/// Same as [`map`].
+/// The requirements of [`map`] apply.
 unsafe extern "C" fn map_peer(pool: *const c_void, phys: u64, size: usize, mask: u64) -> u64 {
     // SAFETY: by the function's requirements `pool` is the device's pool.
     let address = unsafe { of(pool) }.map_peer(phys, size, mask);
@@ -76,7 +76,7 @@ unsafe extern "C" fn map_peer(pool: *const c_void, phys: u64, size: usize, mask:
 
 /// # Safety
 ///
-/// Same as [`map`].
+/// The requirements of [`map`] apply.
 unsafe extern "C" fn unmap(pool: *const c_void, address: u64, size: usize, copy: bool) {
     // SAFETY: by the function's requirements `pool` is the device's pool.
     unsafe { of(pool) }.unmap(address, size, copy);
@@ -84,7 +84,7 @@ unsafe extern "C" fn unmap(pool: *const c_void, address: u64, size: usize, copy:
 
 /// # Safety
 ///
-/// Same as [`map`].
+/// The requirements of [`map`] apply.
 unsafe extern "C" fn sync(pool: *const c_void, address: u64, size: usize, to_device: bool) {
     // SAFETY: by the function's requirements `pool` is the device's pool.
     unsafe { of(pool) }.sync(address, size, to_device);
@@ -92,7 +92,7 @@ unsafe extern "C" fn sync(pool: *const c_void, address: u64, size: usize, to_dev
 
 /// # Safety
 ///
-/// Same as [`map`]; `address` must be valid for writes.
+/// The requirements of [`map`] apply; `address` must be valid for writes.
 unsafe extern "C" fn alloc(
     pool: *const c_void,
     size: usize,
@@ -112,7 +112,7 @@ unsafe extern "C" fn alloc(
 
 /// # Safety
 ///
-/// Same as [`map`].
+/// The requirements of [`map`] apply.
 unsafe extern "C" fn free(pool: *const c_void, address: u64, size: usize) {
     // SAFETY: by the function's requirements `pool` is the device's pool.
     unsafe { of(pool) }.free(address, size);
@@ -120,7 +120,7 @@ unsafe extern "C" fn free(pool: *const c_void, address: u64, size: usize) {
 
 /// # Safety
 ///
-/// Same as [`map`].
+/// The requirements of [`map`] apply.
 unsafe extern "C" fn reach(pool: *const c_void, mask: u64) -> bool {
     // SAFETY: by the function's requirements `pool` is the device's pool.
     unsafe { of(pool) }.is_reached(mask)
@@ -128,7 +128,7 @@ unsafe extern "C" fn reach(pool: *const c_void, mask: u64) -> bool {
 
 /// # Safety
 ///
-/// Same as [`map`].
+/// The requirements of [`map`] apply.
 unsafe extern "C" fn mask(pool: *const c_void) -> u64 {
     // The mask has all bits up to the highest bit of the last address.
     // SAFETY: by the function's requirements `pool` is the device's pool.
@@ -137,7 +137,7 @@ unsafe extern "C" fn mask(pool: *const c_void) -> u64 {
 
 /// # Safety
 ///
-/// Same as [`map`].
+/// The requirements of [`map`] apply.
 unsafe extern "C" fn largest(pool: *const c_void) -> usize {
     // SAFETY: by the function's requirements `pool` is the device's pool.
     unsafe { of(pool) }.largest()

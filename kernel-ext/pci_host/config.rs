@@ -58,7 +58,7 @@ fn without_pin(offset: u16, width: Width, value: u32) -> u32 {
 
 /// # Safety
 ///
-/// To be called by the PCI core, for a bus of a bridge of this module.
+/// Only the PCI core may call this function, for a bus of a bridge of this module.
 unsafe extern "C" fn read(
     bus: *mut bindings::pci_bus,
     devfn: c_uint,
@@ -83,7 +83,7 @@ unsafe extern "C" fn read(
 
 /// # Safety
 ///
-/// Same as [`read`].
+/// The requirements of [`read`] apply.
 unsafe extern "C" fn write(
     bus: *mut bindings::pci_bus,
     devfn: c_uint,
@@ -91,7 +91,7 @@ unsafe extern "C" fn write(
     size: c_int,
     value: u32,
 ) -> c_int {
-    // SAFETY: same as in `read`.
+    // SAFETY: the reasons given in `read` apply.
     let (shared, number) = unsafe { (Shared::of_bus(bus), (*bus).number) };
     match locate(number, devfn, at, size) {
         Ok((devfn, offset, width)) => {

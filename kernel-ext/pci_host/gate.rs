@@ -74,7 +74,7 @@ pub trait Functions: Send + Sync + 'static {
 
     /// Returns the store of a device for interrupt `vector` (from 0). A device with plain MSI and
     /// several vectors changes the low bits of the data itself, so the data of consecutive vectors
-    /// must be consecutive numbers. Same contexts as [`Self::read`].
+    /// must be consecutive numbers. The contexts of [`Self::read`] apply.
     fn message(&self, vector: u32) -> Message;
 
     /// Called once while the bridge is made. Drivers of its devices may expect interrupts before
@@ -125,7 +125,7 @@ pub(super) struct FunctionsGate {
 // SAFETY: `Arc<dyn Functions>` is `Send` and `Sync`, and accesses to the cell follow the type
 // invariant.
 unsafe impl Send for FunctionsGate {}
-// SAFETY: see `Send`.
+// SAFETY: the reason given for `Send` applies.
 unsafe impl Sync for FunctionsGate {}
 
 impl FunctionsGate {

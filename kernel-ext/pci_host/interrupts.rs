@@ -129,7 +129,8 @@ impl Interrupts {
         if self.vectors.lock().used() > 0 {
             return false;
         }
-        // SAFETY: made by `new`; all devices with interrupts of this domain have been removed.
+        // SAFETY: `new` made the domain; all devices with interrupts of this domain have been
+        // removed.
         unsafe { bindings::extoll_msi_domain_free(domain) };
         true
     }
@@ -283,8 +284,8 @@ unsafe fn of_data<'a>(data: *mut bindings::irq_data) -> (&'a Interrupts, usize) 
 
 /// # Safety
 ///
-/// To be called by the interrupt core, for a domain that [`Interrupts::new`] made. The same applies
-/// to all functions below.
+/// Only the interrupt core may call this function, for a domain that [`Interrupts::new`] made. The
+/// same applies to all functions below.
 unsafe extern "C" fn alloc(
     domain: *mut bindings::irq_domain,
     virq: c_uint,
@@ -317,7 +318,7 @@ unsafe extern "C" fn alloc(
 
 /// # Safety
 ///
-/// Same as [`alloc`].
+/// The requirements of [`alloc`] apply.
 unsafe extern "C" fn free(domain: *mut bindings::irq_domain, virq: c_uint, count: c_uint) {
     // SAFETY: by the function's requirements the domain is valid.
     let this = unsafe { of_domain(domain) };
@@ -338,9 +339,10 @@ unsafe extern "C" fn free(domain: *mut bindings::irq_domain, virq: c_uint, count
 
 /// # Safety
 ///
-/// Same as [`alloc`].
+/// The requirements of [`alloc`] apply.
 unsafe extern "C" fn startup(data: *mut bindings::irq_data) -> c_uint {
-    // SAFETY: by the function's requirements `data` is an interrupt of such a domain.
+    // SAFETY: by the function's requirements `data` is an interrupt of a domain that
+    // [`Interrupts::new`] made.
     let (this, vector) = unsafe { of_data(data) };
     this.note(vector, true);
     0
@@ -348,16 +350,17 @@ unsafe extern "C" fn startup(data: *mut bindings::irq_data) -> c_uint {
 
 /// # Safety
 ///
-/// Same as [`alloc`].
+/// The requirements of [`alloc`] apply.
 unsafe extern "C" fn shutdown(data: *mut bindings::irq_data) {
-    // SAFETY: by the function's requirements `data` is an interrupt of such a domain.
+    // SAFETY: by the function's requirements `data` is an interrupt of a domain that
+    // [`Interrupts::new`] made.
     let (this, vector) = unsafe { of_data(data) };
     this.note(vector, false);
 }
 
 /// # Safety
 ///
-/// Same as [`alloc`].
+/// The requirements of [`alloc`] apply.
 unsafe extern "C" fn nothing(_data: *mut bindings::irq_data) {}
 
 /// Accepts any affinity without an effect. Interrupts are handled on the CPU of the NIC's
@@ -365,13 +368,14 @@ unsafe extern "C" fn nothing(_data: *mut bindings::irq_data) {}
 ///
 /// # Safety
 ///
-/// Same as [`alloc`].
+/// The requirements of [`alloc`] apply.
 unsafe extern "C" fn set_affinity(
     data: *mut bindings::irq_data,
     _mask: *const bindings::cpumask,
     _force: bool,
 ) -> c_int {
-    // SAFETY: by the function's requirements `data` is an interrupt of such a domain.
+    // SAFETY: by the function's requirements `data` is an interrupt of a domain that
+    // [`Interrupts::new`] made.
     let (this, _) = unsafe { of_data(data) };
     let home = this.gate.interrupt().unwrap_or(0);
     // SAFETY: by the function's requirements `data` is valid; the interrupt core has locked the
@@ -383,9 +387,10 @@ unsafe extern "C" fn set_affinity(
 
 /// # Safety
 ///
-/// Same as [`alloc`]; `msg` must be valid for writes.
+/// The requirements of [`alloc`] apply; `msg` must be valid for writes.
 unsafe extern "C" fn compose(data: *mut bindings::irq_data, msg: *mut bindings::msi_msg) {
-    // SAFETY: by the function's requirements `data` is an interrupt of such a domain.
+    // SAFETY: by the function's requirements `data` is an interrupt of a domain that
+    // [`Interrupts::new`] made.
     let (this, vector) = unsafe { of_data(data) };
     let message = this.gate.message(vector as u32);
     // Without an answer the message is 0, which the device does not store.

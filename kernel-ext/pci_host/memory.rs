@@ -127,10 +127,10 @@ impl Contiguous {
     ///
     /// # Errors
     ///
-    /// Same as [`Contiguous::read`].
+    /// Returns the errors of [`Contiguous::read`].
     pub fn write(&self, at: usize, from: &[u8]) -> Result {
         let to = self.part(at, from.len())?;
-        // SAFETY: same as in `read`.
+        // SAFETY: the reasons given in `read` apply.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
         Ok(())
     }

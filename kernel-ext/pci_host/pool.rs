@@ -143,7 +143,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// Same as [`Pool::new`], for both ranges together.
+    /// Returns the errors of [`Pool::new`], for both ranges together.
     pub fn with_pages(
         memory: Arc<dyn PoolMemory>,
         pages: Option<Arc<dyn PageMap>>,

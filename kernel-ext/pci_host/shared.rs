@@ -63,7 +63,7 @@ pub(super) fn added(pdev: *mut bindings::pci_dev) {
 ///
 /// # Safety
 ///
-/// To be called by `pci_walk_bus` in [`Bridge::scan`].
+/// Only `pci_walk_bus` may call this function, in [`Bridge::scan`].
 pub(super) unsafe extern "C" fn inspect(pdev: *mut bindings::pci_dev, found: *mut c_void) -> c_int {
     // SAFETY: by the function's requirements `found` points to a `Result<u32>` that only this call
     // uses.

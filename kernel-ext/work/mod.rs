@@ -130,7 +130,8 @@ impl Drop for Owner {
         for queue in [&RESETS, &WAITING, &QUEUE] {
             let own = queue.load(Relaxed);
             if !own.is_null() {
-                // SAFETY: made by `new`. Items that are queued during the call are drained, too.
+                // SAFETY: `new` made the queue. Items that are queued during the call are drained,
+                // too.
                 unsafe { bindings::drain_workqueue(own) };
                 queue.store(ptr::null_mut(), Release);
                 rcu::synchronize_rcu();
@@ -138,7 +139,7 @@ impl Drop for Owner {
                     // All items have returned, so the waiting threads continue soon.
                     fsleep(Delta::from_millis(1));
                 }
-                // SAFETY: made by `new`. The grace period has elapsed since the pointer was
+                // SAFETY: `new` made the queue. The grace period has elapsed since the pointer was
                 // cleared, so the queue is not found any more; no thread flushes it.
                 unsafe { bindings::destroy_workqueue(own) };
             }
@@ -217,7 +218,7 @@ where
     };
     // SAFETY: `DelayedWork::new` initialised it, and it is alive.
     if unsafe { bindings::cancel_delayed_work_sync(work) } {
-        // SAFETY: same reason as in `cancel_sync`.
+        // SAFETY: the reasons given in `cancel_sync` apply.
         drop(unsafe { Arc::from_raw(ptr) });
     }
 }
@@ -230,7 +231,7 @@ where
     T: HasDelayedWork<T, ID> + WorkItem<ID, Pointer = Arc<T>>,
 {
     let ptr = Arc::as_ptr(item);
-    // SAFETY: same reason as in `cancel_delayed_sync`.
+    // SAFETY: the reasons given in `cancel_delayed_sync` apply.
     let work = unsafe {
         let work = Work::raw_get(T::raw_get_work(ptr.cast_mut()));
         container_of!(work, bindings::delayed_work, work)
@@ -238,7 +239,7 @@ where
     // SAFETY: `DelayedWork::new` initialised it, and it is alive.
     let pending = unsafe { bindings::cancel_delayed_work(work) };
     if pending {
-        // SAFETY: same reason as in `cancel_sync`.
+        // SAFETY: the reasons given in `cancel_sync` apply.
         drop(unsafe { Arc::from_raw(ptr) });
     }
     pending

@@ -22,7 +22,7 @@ pub struct Endpoint(NonNull<bindings::sock>);
 
 // SAFETY: any CPU may drop references to socks and read their fields.
 unsafe impl Send for Endpoint {}
-// SAFETY: see `Send`.
+// SAFETY: the reason given for `Send` applies.
 unsafe impl Sync for Endpoint {}
 
 /// Both ends of a connection, as TCP knows them.

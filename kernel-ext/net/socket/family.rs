@@ -79,7 +79,7 @@ impl<T: Operations, M: ModuleMetadata + 'static> PinnedDrop for Family<T, M> {
 
 /// # Safety
 ///
-/// To be called by the socket layer only, for a new socket without a sock.
+/// Only the socket layer may call this function, for a new socket without a sock.
 unsafe extern "C" fn create<T: Operations, M: ModuleMetadata + 'static>(
     net: *mut bindings::net,
     sock: *mut bindings::socket,

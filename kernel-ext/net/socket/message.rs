@@ -45,7 +45,7 @@ impl Outgoing<'_> {
     /// Returns `None` if no bytes are left, or if the message is not in memory of a process. The
     /// memory may not be mapped; pinning it ([`PageList::pin`]) shows that.
     pub fn next_piece(&self) -> Option<(usize, usize)> {
-        // SAFETY: valid while `self` exists, and used by this thread only.
+        // SAFETY: the message is valid while `self` exists, and only this thread uses it.
         next_piece(unsafe { addr_of_mut!((*self.ptr.as_ptr()).msg_iter) })
     }
 
@@ -64,7 +64,7 @@ impl Outgoing<'_> {
     /// Returns the number of bytes that remain in the message.
     #[inline]
     pub fn remaining(&self) -> usize {
-        // SAFETY: valid while `self` exists, and used by this thread only.
+        // SAFETY: the message is valid while `self` exists, and only this thread uses it.
         unsafe { bindings::extoll_msg_left(self.ptr.as_ptr()) }
     }
 
@@ -75,14 +75,14 @@ impl Outgoing<'_> {
     ///
     /// `EINVAL`: TCP would reject them.
     pub fn check_control(&self, tcp: &Tcp) -> Result {
-        // SAFETY: both are valid; control messages are in kernel memory.
+        // SAFETY: sock and message are valid; control messages are in kernel memory.
         let ret = unsafe { bindings::extoll_msg_check_control(tcp.sk(), self.ptr.as_ptr()) };
         kernel::error::to_result(ret)
     }
 
     /// Clears flags of the call, before it is passed to TCP's `sendmsg`.
     pub fn clear_flags(&mut self, flags: u32) {
-        // SAFETY: valid while `self` exists, and used by this thread only.
+        // SAFETY: the message is valid while `self` exists, and only this thread uses it.
         unsafe { (*self.ptr.as_ptr()).msg_flags &= !flags };
     }
 
@@ -106,7 +106,8 @@ impl Outgoing<'_> {
     ///
     /// `ENOBUFS`: too many completions are pending; TCP's `sendmsg` would fail as well. `ENOMEM`.
     pub fn zerocopy(&self, tcp: &Tcp) -> Result<Option<Arc<Zerocopy>>> {
-        // SAFETY: both are valid; the caller is in process context and holds no spin lock.
+        // SAFETY: sock and message are valid; the caller is in process context and holds no spin
+        // lock.
         let raw = unsafe { bindings::extoll_zerocopy_begin(tcp.sk(), self.ptr.as_ptr()) };
         let Some(ptr) = NonNull::new(from_err_ptr(raw)?) else {
             return Ok(None);
@@ -190,20 +191,20 @@ impl Incoming<'_> {
     /// Returns address and length of the next chunk to be filled in memory of the current process,
     /// like [`Outgoing::next_piece`].
     pub fn next_piece(&self) -> Option<(usize, usize)> {
-        // SAFETY: same as in [`Outgoing::next_piece`].
+        // SAFETY: the reasons given in [`Outgoing::next_piece`] apply.
         next_piece(unsafe { addr_of_mut!((*self.ptr.as_ptr()).msg_iter) })
     }
 
     /// Returns the number of bytes that have not been filled yet.
     #[inline]
     pub fn remaining(&self) -> usize {
-        // SAFETY: valid while `self` exists, and used by this thread only.
+        // SAFETY: the message is valid while `self` exists, and only this thread uses it.
         unsafe { bindings::extoll_msg_left(self.ptr.as_ptr()) }
     }
 
     /// Copies up to `len` bytes from byte `at` of `from` to the message, and returns their number.
     /// It is less than `len` and [`Incoming::remaining`] if the program's memory ends earlier. A
-    /// device may access `from` at the same time. Process context, may sleep: no spin locks.
+    /// device may access `from` at the same time. Process context without spin locks; may sleep.
     ///
     /// # Errors
     ///
@@ -229,7 +230,7 @@ impl Incoming<'_> {
     /// `EFAULT`: same as for [`Incoming::copy_out`].
     pub fn copy_from_slice(&mut self, from: &[u8]) -> Result<usize> {
         let len = from.len().min(self.remaining());
-        // SAFETY: same as in `copy_out`.
+        // SAFETY: the reasons given in `copy_out` apply.
         let n = unsafe {
             let iter = addr_of_mut!((*self.ptr.as_ptr()).msg_iter);
             bindings::_copy_to_iter(from.as_ptr().cast(), len, iter)
@@ -252,7 +253,7 @@ impl Incoming<'_> {
     /// Returns true if [`Incoming::answer_inq`] has an effect. Does not sleep.
     #[inline]
     pub fn wants_inq(&self, tcp: &Tcp) -> bool {
-        // SAFETY: both are valid and only read.
+        // SAFETY: sock and message are valid and only read.
         unsafe { bindings::extoll_msg_wants_inq(tcp.sk(), self.ptr.as_ptr()) }
     }
 
@@ -260,7 +261,7 @@ impl Incoming<'_> {
     /// io_uring), like TCP at the end of a successful call. May sleep.
     pub fn answer_inq(&mut self, tcp: &Tcp, left: usize) {
         let left = i32::try_from(left).unwrap_or(i32::MAX);
-        // SAFETY: both are valid; only this thread uses the message.
+        // SAFETY: sock and message are valid; only this thread uses the message.
         unsafe { bindings::extoll_msg_answer_inq(tcp.sk(), self.ptr.as_ptr(), left) }
     }
 }

@@ -183,7 +183,7 @@ impl<'a, T: Operations> Socket<'a, T> {
     ///
     /// # Safety
     ///
-    /// Same as [`Socket::of`].
+    /// The requirements of [`Socket::of`] apply.
     pub(super) unsafe fn made(tcp: &'a Tcp) -> Option<Self> {
         // SAFETY: the socket is valid; its data are a `T::Data`, as in `of`.
         let data = unsafe {

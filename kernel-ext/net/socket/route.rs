@@ -193,7 +193,7 @@ pub struct Neighbour(NonNull<bindings::neighbour>);
 
 // SAFETY: the functions used take the entry's lock.
 unsafe impl Send for Neighbour {}
-// SAFETY: see `Send`.
+// SAFETY: the reason given for `Send` applies.
 unsafe impl Sync for Neighbour {}
 
 impl Neighbour {

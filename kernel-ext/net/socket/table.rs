@@ -14,9 +14,9 @@ use kernel::{error::from_result, module::this_module, prelude::*, ModuleMetadata
 ///
 /// # Safety
 ///
-/// To be called in operations only, for their socket. The same applies to all functions below. The
-/// socket layer calls them with a reference to the file; the worker of a sockmap calls `sendmsg`
-/// without one, and TCP's release waits for it.
+/// Only operations may call this function, for their socket. The same applies to all functions
+/// below. The socket layer calls them with a reference to the file; the worker of a sockmap calls
+/// `sendmsg` without one, and TCP's release waits for it.
 unsafe fn socket<'a, T: Operations>(sock: *mut bindings::socket) -> Result<Socket<'a, T>> {
     // SAFETY: by the function's requirements the socket stays valid; with these operations it has a
     // TCP sock.
@@ -25,7 +25,7 @@ unsafe fn socket<'a, T: Operations>(sock: *mut bindings::socket) -> Result<Socke
 
 /// # Safety
 ///
-/// Same as [`socket`]; called once, after all operations that hold the file.
+/// The requirements of [`socket`] apply; called once, after all operations that hold the file.
 unsafe extern "C" fn release<T: Operations>(sock: *mut bindings::socket) -> c_int {
     // SAFETY: by the function's requirements no other operation holds the file. TCP's release waits
     // for workers that may still use the data, before `end` drops them.
@@ -41,7 +41,7 @@ unsafe extern "C" fn release<T: Operations>(sock: *mut bindings::socket) -> c_in
 
 /// # Safety
 ///
-/// Same as [`socket`].
+/// The requirements of [`socket`] apply.
 unsafe extern "C" fn bind<T: Operations>(
     sock: *mut bindings::socket,
     addr: *mut bindings::sockaddr_unsized,
@@ -58,7 +58,7 @@ unsafe extern "C" fn bind<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`].
+/// The requirements of [`socket`] apply.
 unsafe extern "C" fn connect<T: Operations>(
     sock: *mut bindings::socket,
     addr: *mut bindings::sockaddr_unsized,
@@ -76,7 +76,7 @@ unsafe extern "C" fn connect<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`]; `new` is a new socket with the same operations.
+/// The requirements of [`socket`] apply; `new` is a new socket with the same operations.
 unsafe extern "C" fn accept<T: Operations>(
     sock: *mut bindings::socket,
     new: *mut bindings::socket,
@@ -111,7 +111,7 @@ unsafe extern "C" fn accept<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`]; file and table are valid, or the table is null.
+/// The requirements of [`socket`] apply; file and table are valid, or the table is null.
 unsafe extern "C" fn poll<T: Operations>(
     file: *mut bindings::file,
     sock: *mut bindings::socket,
@@ -134,7 +134,7 @@ unsafe extern "C" fn poll<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`].
+/// The requirements of [`socket`] apply.
 unsafe extern "C" fn ioctl<T: Operations>(
     sock: *mut bindings::socket,
     command: c_uint,
@@ -146,7 +146,7 @@ unsafe extern "C" fn ioctl<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`]; `addr` is valid for writes.
+/// The requirements of [`socket`] apply; `addr` is valid for writes.
 unsafe extern "C" fn getname<T: Operations>(
     sock: *mut bindings::socket,
     addr: *mut bindings::sockaddr,
@@ -168,7 +168,7 @@ unsafe extern "C" fn getname<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`].
+/// The requirements of [`socket`] apply.
 unsafe extern "C" fn listen<T: Operations>(sock: *mut bindings::socket, backlog: c_int) -> c_int {
     // SAFETY: by the function's requirements this is an operation on the socket.
     from_result(|| T::listen(&unsafe { socket(sock) }?, backlog).map(|()| 0))
@@ -176,7 +176,7 @@ unsafe extern "C" fn listen<T: Operations>(sock: *mut bindings::socket, backlog:
 
 /// # Safety
 ///
-/// Same as [`socket`].
+/// The requirements of [`socket`] apply.
 unsafe extern "C" fn shutdown<T: Operations>(sock: *mut bindings::socket, how: c_int) -> c_int {
     // SAFETY: by the function's requirements this is an operation on the socket.
     from_result(|| T::shutdown(&unsafe { socket(sock) }?, how).map(|()| 0))
@@ -184,7 +184,7 @@ unsafe extern "C" fn shutdown<T: Operations>(sock: *mut bindings::socket, how: c
 
 /// # Safety
 ///
-/// Same as [`socket`]; the caller passes the value.
+/// The requirements of [`socket`] apply; the caller passes the value.
 unsafe extern "C" fn setsockopt<T: Operations>(
     sock: *mut bindings::socket,
     level: c_int,
@@ -205,7 +205,7 @@ unsafe extern "C" fn setsockopt<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`]; the caller passes value and length.
+/// The requirements of [`socket`] apply; the caller passes value and length.
 unsafe extern "C" fn getsockopt<T: Operations>(
     sock: *mut bindings::socket,
     level: c_int,
@@ -226,7 +226,7 @@ unsafe extern "C" fn getsockopt<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`]; the message is valid during the call and not shared.
+/// The requirements of [`socket`] apply; the message is valid during the call and not shared.
 unsafe extern "C" fn sendmsg<T: Operations>(
     sock: *mut bindings::socket,
     msg: *mut bindings::msghdr,
@@ -244,7 +244,7 @@ unsafe extern "C" fn sendmsg<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`]; the message is valid during the call and not shared.
+/// The requirements of [`socket`] apply; the message is valid during the call and not shared.
 unsafe extern "C" fn recvmsg<T: Operations>(
     sock: *mut bindings::socket,
     msg: *mut bindings::msghdr,
@@ -263,7 +263,7 @@ unsafe extern "C" fn recvmsg<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`]; the caller passes position and pipe.
+/// The requirements of [`socket`] apply; the caller passes position and pipe.
 unsafe extern "C" fn splice_read<T: Operations>(
     sock: *mut bindings::socket,
     pos: *mut bindings::loff_t,
@@ -283,7 +283,7 @@ unsafe extern "C" fn splice_read<T: Operations>(
 
 /// # Safety
 ///
-/// Same as [`socket`].
+/// The requirements of [`socket`] apply.
 unsafe extern "C" fn splice_eof<T: Operations>(sock: *mut bindings::socket) {
     // SAFETY: by the function's requirements this is an operation on the socket.
     match unsafe { Socket::<T>::made(Tcp::from_raw(sock)) } {

@@ -282,7 +282,7 @@ impl Tcp {
     /// `O_NONBLOCK`.
     #[inline]
     pub fn connect(&self, addr: &Addr<'_>, flags: i32) -> Result {
-        // SAFETY: same as in `bind`.
+        // SAFETY: the reasons given in `bind` apply.
         to_result(unsafe { bindings::extoll_tcp_connect(self.as_raw(), addr.ptr, addr.len, flags) })
     }
 
@@ -423,7 +423,7 @@ impl Tcp {
     ///
     /// # Errors
     ///
-    /// Same as [`GetOption::answer`].
+    /// Returns the errors of [`GetOption::answer`].
     pub fn answer_info(&self, option: &mut GetOption<'_>, bypassed: &BypassedBytes) -> Result {
         let raw = bindings::extoll_tcp_bypassed {
             sent: bypassed.sent,

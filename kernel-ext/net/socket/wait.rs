@@ -132,7 +132,7 @@ impl Waiting<'_> {
     ///
     /// # Errors
     ///
-    /// Same as [`Waiting::until`].
+    /// Returns the errors of [`Waiting::until`].
     pub fn until_next<R>(&mut self, ready: impl FnMut() -> Option<R>) -> Result<R> {
         self.wait(true, ready)
     }
