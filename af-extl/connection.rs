@@ -3,7 +3,7 @@
 //! Private data of a socket: phase, connection, byte counters.
 //!
 //! Process context. The spin lock `now` of [`SocketInfo`] protects the socket's phase and its
-//! connection. It is never held when the lock of a [`Conn`] is taken.
+//! connection. Threads that hold `now` must not acquire the lock of a [`Conn`].
 
 use crate::{
     all,
@@ -135,7 +135,8 @@ impl Connection {
             State::Listen => {
                 new.info.step(Event::Listen);
             }
-            // An accepted socket. Its data may be created late if memory was short at first.
+            // The socket was accepted. The private data of such a socket may be created late if
+            // memory was short at first.
             _ => {
                 new.info.step(Event::Accept);
             }
@@ -416,7 +417,7 @@ impl SocketInfo {
     }
 
     /// Makes TCP the carrier of connection `of`. Does nothing if the socket has another connection,
-    /// or if a thread other than the caller (`opener`) is about to set one.
+    /// or if a thread other than the caller (`opener`) is about to set a connection.
     fn fall_back(&self, why: Fallback, of: Option<&Arc<Conn>>, opener: bool) {
         let conn = {
             let mut now = self.now.lock();
@@ -433,9 +434,9 @@ impl SocketInfo {
     }
 
     /// Applies the decision about the connection to the phase. Returns phase, connection and
-    /// whether a thread is about to set one. `program` marks a call of the program, in which an
-    /// undecided socket without a connection falls back to TCP. In other calls such a socket may be
-    /// about to be accepted and is left alone.
+    /// whether a thread is about to set a connection. `program` marks a call of the program, in
+    /// which an undecided socket without a connection falls back to TCP. In other calls such a
+    /// socket does not change, because it may be about to be accepted.
     fn apply_decision(&self, program: bool) -> (Phase, Option<Arc<Conn>>, bool) {
         let read = || {
             let now = self.now.lock();

@@ -81,7 +81,7 @@ fn find(tcp: &Tcp, conn: &Arc<Conn>, find: impl Fn() -> Option<Found>) -> Option
     let lives = tcp_lives(tcp, conn);
     let found = find();
     if found.is_none() && lives && conn.sock().error().is_some() {
-        // Data that arrived before the error are returned before it.
+        // Data that arrived before the error are returned first.
         return find().or(Some(Found::Failed));
     }
     found
@@ -155,8 +155,8 @@ pub(crate) fn send(
     }
 }
 
-/// Sends until all data are in the ring or lent, or until an error. The caller ignores the error if
-/// bytes were sent. `EPIPE` also stands for an error of the sock.
+/// Sends until all data are in the ring or lent to the peer, or until an error occurs. The caller
+/// ignores the error if bytes were sent. `EPIPE` also stands for an error of the sock.
 fn send_all(
     tcp: &Tcp,
     conn: &Arc<Conn>,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! `af_extl.ko`: stream sockets with the semantics of TCP whose data bypass TCP where both ends
-//! support it. docs/af_extl.md describes their use, docs/ds-protocol.md the protocol.
+//! support it. docs/af_extl.md describes the use of these sockets, docs/ds-protocol.md the
+//! protocol.
 //!
 //! The module registers the socket family `AF_EXTL`, the protocol `IPPROTO_EXTL` of IPv4 and IPv6,
 //! and a driver for the auxiliary device that `extoll.ko` creates for each NIC. Probe, unbind,

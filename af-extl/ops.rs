@@ -46,7 +46,7 @@ pub(crate) struct Stream;
 type Asked<'a> = (Arc<Conn>, Port<'a>);
 
 /// Runs an operation that may begin a connection, and updates the phase of the socket by TCP's
-/// state before and after it.
+/// state before and after the operation.
 fn connecting<'a, A, R>(
     sock: &'a Socket<'_, Stream>,
     ask: impl FnOnce(&'a Tcp, &Connection) -> Option<A>,

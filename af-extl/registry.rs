@@ -2,8 +2,8 @@
 
 //! Global state of the module: the NICs and the listening sockets.
 //!
-//! Process context; both mutexes may be held while memory is allocated. They are never held
-//! together.
+//! Process context; both mutexes may be held while memory is allocated. A thread never holds both
+//! mutexes.
 
 use crate::{connection::SocketInfo, nic::Nic};
 use kernel::{
@@ -108,9 +108,9 @@ impl All {
         info.map(|info| info.may_bypass())
     }
 
-    /// Informs clients that requested a direct connection that TCP carries it. Only NICs with an
-    /// interface in the socket's namespace are considered, because other namespaces may use the
-    /// same addresses.
+    /// Notifies clients that requested a direct connection that TCP carries the data. Only NICs
+    /// with an interface in the socket's namespace are considered, because other namespaces may use
+    /// the same addresses.
     pub(crate) fn decline(&self, tcp: &Tcp, tuple: &Tuple) {
         for nic in self.nics.lock().iter() {
             if nic.has_requests() && tcp.shares_namespace(nic.device()) {

@@ -142,7 +142,7 @@ fn withdraw((tcp, conn): (&Tcp, &Arc<Conn>), id: SourceId) -> Option<SourceState
 }
 
 /// Lends `bytes` bytes from address `start` to the peer and waits until the peer has received them.
-/// Returns the number of bytes received; `None`: they must be copied.
+/// Returns the number of bytes received. Returns `None` if the caller must copy the bytes.
 ///
 /// # Errors
 ///
@@ -266,8 +266,8 @@ impl<'a> Reader<'a> {
         });
     }
 
-    /// Receives the next bytes in the memory of the call. Returns their number; `None`: they must
-    /// be copied.
+    /// Receives the next bytes in the memory of the call. Returns the number of bytes received.
+    /// Returns `None` if the caller must copy the bytes.
     ///
     /// # Errors
     ///

@@ -14,8 +14,8 @@ pub fn wmb() {
 
 /// Executes [`wmb`] on every CPU. The caller has unmapped a page of device memory from all
 /// processes; after this call no CPU keeps stores to that page in its write-combining buffers. The
-/// TLB flush of the unmapping does not suffice, because it interrupts no CPU where an instruction
-/// broadcasts it. May sleep.
+/// TLB flush of the unmapping does not suffice, because it interrupts no other CPU on machines with
+/// a broadcast TLB flush instruction. May sleep.
 pub fn wmb_everywhere() {
     // SAFETY: the caller may sleep, so interrupts are enabled.
     unsafe { bindings::extoll_wmb_everywhere() }

@@ -39,7 +39,7 @@ pub type BhGuard<'a, T> = Guard<'a, T, BhBackend>;
 pub struct BhBackend;
 
 // SAFETY: from `spin_lock_bh()` to `spin_unlock_bh()` of a `spinlock_t`, other CPUs and softirqs of
-// this CPU cannot acquire it.
+// this CPU cannot acquire the lock.
 unsafe impl Backend for BhBackend {
     type State = <SpinLockBackend as Backend>::State;
     type GuardState = ();

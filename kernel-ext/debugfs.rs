@@ -20,8 +20,8 @@ use kernel::{
     ModuleMetadata,
 };
 
-/// Writes the content of a file. Process context, may sleep. It is called again with a larger
-/// buffer if the text did not fit. An error ends the text.
+/// Writes the content of a file. Process context, may sleep. The function is called again with a
+/// larger buffer if the text did not fit. An error ends the text.
 pub type Show<T> = fn(&T, &mut fmt::Formatter<'_>) -> fmt::Result;
 
 /// Writes the content of file number `n` of a directory, under the rules of [`Show`].
@@ -52,8 +52,8 @@ enum Content<T> {
 ///
 /// # Invariants
 ///
-/// `entry` is a directory made by debugfs. The inodes of the files in it point to objects that
-/// `files` owns. These objects are neither moved nor changed.
+/// `entry` is a directory made by debugfs. The inodes of the directory's files point to objects
+/// that `files` owns. These objects are neither moved nor changed.
 pub struct Dir<T> {
     entry: NonNull<bindings::dentry>,
     files: KVec<KBox<File<T>>>,
@@ -131,7 +131,7 @@ impl<T: Send + Sync + 'static> Dir<T> {
         NonNull::new(from_err_ptr(entry)?).ok_or(ENODEV)
     }
 
-    /// Adds a file to `parent`, which is `entry` or a directory below it.
+    /// Adds a file to `parent`, which is `entry` or a directory below `entry`.
     fn add<M: ModuleMetadata + 'static>(
         &mut self,
         parent: NonNull<bindings::dentry>,
@@ -146,9 +146,9 @@ impl<T: Send + Sync + 'static> Dir<T> {
         let inner = core::ptr::from_ref(&*file).cast_mut().cast();
         self.files.push(file, GFP_KERNEL)?;
         // SAFETY: `name` is a C string, which debugfs copies; the parent is an existing directory.
-        // The operations are static data of a module that stays loaded while they are in use. They
-        // expect a pointer to a `File<T>`, which lives until the drop of `self` has removed the
-        // file.
+        // The operations are static data of a module that stays loaded while they are in use. The
+        // operations expect a pointer to a `File<T>`, which lives until the drop of `self` has
+        // removed the file.
         from_err_ptr(unsafe {
             bindings::debugfs_create_file_full(
                 name.as_char_ptr(),

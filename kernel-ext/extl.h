@@ -28,9 +28,9 @@ struct extoll_sysctl *extoll_sysctl_register(struct net *net, const char *path,
 void extoll_sysctl_unregister(struct extoll_sysctl *sysctl);
 
 /*
- * Queue lengths of a TCP socket as ss shows them. Connected: bytes that the program has not read,
- * and bytes that the peer has not acknowledged. Listening: connections that wait for accept(), and
- * their limit. Any context.
+ * Queue lengths of a TCP socket as ss shows them. For a connection: bytes that the program has not
+ * read, and bytes that the peer has not acknowledged. For a listening socket: connections that wait
+ * for accept(), and the maximum number of them. Any context.
  */
 struct extoll_sock_queues {
 	u32 receive, send;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Tracepoints of system "extl". They are in C because tracepoints cannot be defined in Rust. */
+/* Tracepoints of system "extl", in C because tracepoints cannot be defined in Rust. */
 #define CREATE_TRACE_POINTS
 #include "extl_trace.h"
 #include "extl.h"

@@ -222,8 +222,8 @@ impl LeasedDevice {
     /// # Errors
     ///
     /// `EAGAIN`: the device's lock is taken, for example because the driver is being unbound.
-    /// `ENOTTY`: the device cannot be reset. `ENODEV`: it is withdrawn or will be. Other errors of
-    /// the reset.
+    /// `ENOTTY`: the device cannot be reset. `ENODEV`: the device is withdrawn or will be
+    /// withdrawn. Other errors come from the reset.
     pub fn reset(&self) -> Result {
         if !self.is_usable() || self.leaving.load(Acquire) {
             return Err(ENODEV);

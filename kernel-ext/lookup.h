@@ -27,7 +27,8 @@ struct extoll_listener {
 /*
  * Finds the listening socket to which TCP would give a connection whose packets arrive through an
  * interface of a NIC, in the namespace of that interface. Packets from the interface's own node
- * arrive through lo. Returns true if there is one and the server address is local. May sleep.
+ * arrive through lo. Returns true if such a socket exists and the server address is local. May
+ * sleep.
  */
 bool extoll_listener_find(struct device *nic, u16 node, const struct extoll_tuple *tuple,
 			  struct extoll_listener *found);

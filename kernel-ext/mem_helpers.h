@@ -16,11 +16,11 @@ struct sg_table;
 /* Adds to or subtracts from VmPin of the process; there is no limit. */
 void extoll_pinned_add(struct mm_struct *mm, unsigned long pages);
 void extoll_pinned_sub(struct mm_struct *mm, unsigned long pages);
-/* Pins up to 4096 pages of the current process. Returns their number or an error. */
+/* Pins up to 4096 pages of the current process. Returns the number of pages or an error. */
 long extoll_pin_user(unsigned long start, unsigned long pages, bool write, struct page **list);
 /*
- * Returns the length of the iterator's next chunk of user memory, up to max bytes, and advances
- * the iterator past it. Returns 0 at the end, -EOPNOTSUPP for other memory.
+ * Returns the length of the iterator's next chunk of user memory, up to max bytes, and advances the
+ * iterator past it. Returns 0 at the end of the iterator, -EOPNOTSUPP for other memory.
  */
 long extoll_iter_chunk(struct iov_iter *i, size_t max, unsigned long *start);
 /* Returns true if a fatal signal is pending for the current task. */

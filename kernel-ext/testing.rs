@@ -60,9 +60,9 @@ impl<'a> SyncMapping<'a> {
             return Err(EINVAL);
         }
         let mut address = MaybeUninit::uninit();
-        // SAFETY: the device is bound. The memory belongs to a `KVec`, so it is linearly mapped. It
-        // is not accessed while the device uses it, and is neither moved nor freed before it is
-        // unmapped. Bytes may have any value.
+        // SAFETY: the device is bound. The memory belongs to a `KVec`, so it is linearly mapped.
+        // CPUs do not access the memory while the device uses it. The memory is neither moved nor
+        // freed before it is unmapped. Bytes may have any value.
         to_result(unsafe {
             bindings::extoll_dma_map(
                 sysfs::raw(dev),
@@ -143,7 +143,8 @@ impl<'a> SyncMapping<'a> {
     }
 
     fn unmap(&mut self) {
-        // SAFETY: `new` mapped the bytes. This is called once, by the drop or instead of it.
+        // SAFETY: `new` mapped the bytes. The function runs once: by the drop, or by `end` instead
+        // of the drop.
         unsafe {
             bindings::extoll_dma_unmap(
                 sysfs::raw(self.dev),

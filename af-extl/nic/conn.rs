@@ -5,7 +5,7 @@
 //! Each event is passed to the state machines of `protocol::ds` with the connection's lock held.
 //! Then [`Inner::drive`] performs the resulting actions, and waiting threads are woken after the
 //! lock was released ([`Conn::with`]). The lock is taken in softirqs, because messages and
-//! completed GETs are processed there. User memory is never copied with it held.
+//! completed GETs are processed there. User memory is never copied with the lock held.
 
 mod drive;
 mod end;
@@ -163,7 +163,7 @@ enum Tcp {
     Followed,
 }
 
-/// A connection. It belongs to a NIC and to the socket that uses it.
+/// Connection between a socket and a peer over the ports of one NIC.
 #[pin_data]
 pub(crate) struct Conn {
     pub(super) nic: Arc<Nic>,
@@ -220,7 +220,7 @@ impl Inner {
         self.stream.as_mut()
     }
 
-    /// Sets or removes the reader's memory that GETs write to. Returns the previous one.
+    /// Sets or removes the reader's memory that GETs write to. Returns the previous memory.
     pub(crate) fn lend(&mut self, sink: Option<Arc<Sink>>) -> Option<Arc<Sink>> {
         core::mem::replace(&mut self.sink, sink)
     }
@@ -327,7 +327,7 @@ impl Conn {
             Setup::Client(client) => client.receive(answered, &self.nic.opening, now),
             Setup::Server(server) => server.receive(answered),
         });
-        // An offer decides nothing, but `connect` waits for it.
+        // An offer does not decide the carrier, but `connect` waits for an offer.
         if news {
             self.sock.wake(Wake::Writable);
         }

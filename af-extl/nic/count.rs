@@ -42,8 +42,8 @@ pub(crate) enum Count {
     Crowded,
     /// Memory of readers that was revoked while GETs could write to it.
     Torn,
-    /// Memory that was not lent because the connection has too much lent already, or the peer does
-    /// not support it.
+    /// Memory that was not lent because too much memory of the connection was lent already, or
+    /// because the peer does not support lent memory.
     NotLent,
 }
 

@@ -6,7 +6,7 @@
 //! Contexts: stream messages and completed GETs are processed in softirqs, directly after the
 //! interrupts that report them. Work items run connections that are due, and process negotiation
 //! messages, which may sleep. Socket operations send messages themselves if the ports have room.
-//! Therefore all spin locks here disable softirqs or interrupts.
+//! Because softirqs take the locks, all spin locks here disable softirqs or interrupts.
 //!
 //! Lock order: the mutex `reading`; `ports`; the lock of a connection; one of `table`, `link`,
 //! `timer`, `due` and the queues of waiters, never two of these; the locks of engine and sender.
@@ -139,7 +139,7 @@ pub(crate) struct Nic {
     again: Waiters,
     /// Set when the ports can send messages again.
     send_room: AtomicFlag,
-    /// Set when GET slots are free and connections wait for them.
+    /// Set when GET slots are free while connections wait for slots.
     slots_free: AtomicFlag,
     /// Set when the NIC is lost. Cleared when the work item has ended all connections.
     dead: AtomicFlag,
@@ -353,7 +353,7 @@ impl Nic {
     }
 
     /// Drops the request of a client whose connection was accepted as a TCP connection. Returns
-    /// whether there was a request.
+    /// whether such a request existed.
     pub(crate) fn withdraw(&self, peer: NodeId, tuple: &Tuple) -> bool {
         let now = self.now();
         let mut waiting = self.waiting.lock();

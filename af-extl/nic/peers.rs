@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Peers that did not answer, or answered too late. Process context or softirq, except
-//! [`Nic::resolve`].
+//! Peers that did not answer, or answered too late. Process context or softirq; only
+//! [`Nic::resolve`] may sleep.
 
 use super::Nic;
 use kernel::prelude::*;
@@ -54,7 +54,7 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// `NoNeighbour`: the address is unknown. Its resolution was started nevertheless.
+    /// `NoNeighbour`: the address is unknown. The resolution of the address has been started.
     pub(crate) fn resolve(
         &self,
         interface: u32,

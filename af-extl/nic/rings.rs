@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of rings. It is allocated and registered in chunks on demand, and freed when no
-//! connection exists any more. The pool is protected by the mutex `rings` of the NIC.
+//! Memory of rings. The memory is allocated and registered in chunks on demand, and freed some time
+//! after the last connection has ended. The pool is protected by the mutex `rings` of the NIC.
 
 use super::share::Charge;
 use extoll_core::{

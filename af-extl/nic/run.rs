@@ -294,8 +294,8 @@ impl Nic {
         self.due.lock().first().map(|(at, _)| at)
     }
 
-    /// Handles the timer. Messages are processed first, because they may contain what connections
-    /// wait for.
+    /// Handles the expiry of the timer. Messages are processed first, because they may contain what
+    /// connections wait for.
     pub(super) fn tick(self: &Arc<Self>) {
         *self.timer.lock() = None;
         if self.read_some() {

@@ -132,8 +132,9 @@ impl Nic {
     }
 
     /// Returns `None` unless a program can accept the connection. The socket that TCP would choose
-    /// must belong to this module. It must not wait for data (`TCP_DEFER_ACCEPT`), because none
-    /// would arrive over TCP. Otherwise returns whether the data of its connections may bypass TCP.
+    /// must belong to this module. That socket must not wait for data (`TCP_DEFER_ACCEPT`), because
+    /// no data would arrive over TCP. If a program can accept, returns whether the data of the
+    /// socket's connections may bypass TCP.
     fn listens(&self, node: NodeId, tuple: &Tuple) -> Option<bool> {
         let found = Listener::find(self.device(), node.0, &of_tcp(tuple));
         let listener = found.filter(|listener| !listener.deferred)?;

@@ -16,13 +16,13 @@ pub(super) struct Users {
     most: u16,
 }
 
-/// One unit of a resource, charged to a user unless the user is privileged. Drop returns it;
-/// process context or softirq.
+/// One unit of a resource, charged to a user unless the user is privileged. The drop returns the
+/// unit, in process context or in a softirq.
 pub(crate) struct Charge(Option<(Arc<Users>, u32)>);
 
 impl Users {
-    /// Creates the limits of a resource that has `all` units. One user may hold `most` of them. May
-    /// sleep.
+    /// Creates the limits of a resource that has `all` units. One user may hold at most `most`
+    /// units. May sleep.
     pub(super) fn new(all: usize, most: usize) -> Result<Arc<Self>> {
         let shares = Shares::new(all.min(0x8000) as u16)?;
         let most = most.min(all).min(0x8000) as u16;

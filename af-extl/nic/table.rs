@@ -70,7 +70,7 @@ impl Table {
         self.slots.len() - self.len
     }
 
-    /// Reserves a slot and returns the connection ID for it.
+    /// Reserves a slot and returns the connection ID for that slot.
     pub(super) fn reserve(&mut self) -> Option<ConnId> {
         if self.len == 0 {
             return None;

@@ -2,9 +2,9 @@
 
 //! Mappings of device memory and DMA memory into user space that can be revoked.
 //!
-//! Only the fault handler inserts pages, and it holds the lock of the [`Mapping`]'s content. Under
+//! Only the fault handler inserts pages, with the lock of the [`Mapping`]'s content held. Under
 //! that lock, revoking takes the content and unmaps the range; afterwards no process can access a
-//! page of it. Later accesses raise SIGBUS.
+//! page of the mapping. Later accesses raise SIGBUS.
 
 use crate::bindings;
 use core::{marker::PhantomData, mem::ManuallyDrop, ptr::NonNull};
@@ -18,8 +18,8 @@ use kernel::{
     time::{delay::fsleep, Delta},
 };
 
-/// Name of the lock class. It is one static object, because lockdep compares names by address and
-/// generic code may contain several copies of a literal.
+/// Name of the lock class. The name is one static object, because lockdep compares names by address
+/// and generic code may contain several copies of a literal.
 static LOCK_NAME: &CStr = c"extoll_mapping";
 /// Pause of a process between attempts to access a withheld page.
 const WITHHELD_PAUSE: Delta = Delta::from_millis(1);
@@ -36,7 +36,7 @@ pub enum Cache {
     WriteBack,
     /// Stores may be merged; for requester pages.
     WriteCombining,
-    /// Accesses reach the device as the program makes them; for registers.
+    /// Neither cached nor merged; for registers.
     Uncached,
 }
 
@@ -164,8 +164,8 @@ impl Drop for Space {
     }
 }
 
-/// Memory that one `mmap` call mapped. It may now be in several VMAs and processes, because of
-/// splits and forks.
+/// Memory that one `mmap` call mapped. Because of splits and forks, several VMAs and processes may
+/// contain parts of the mapping.
 #[pin_data]
 pub struct Mapping {
     space: Arc<Space>,
@@ -235,7 +235,7 @@ impl Mapping {
 
 /// First page offset of the next mapping. After very many mappings an offset may be used again.
 /// Revoking one of two mappings with the same offset only causes additional page faults in the
-/// other one.
+/// other mapping.
 static NEXT_OFFSET: Atomic<u64> = Atomic::new(0);
 
 fn take_offsets(pages: usize) -> Result<u64> {

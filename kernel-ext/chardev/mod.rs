@@ -34,8 +34,8 @@ pub const POLL_IN: u32 = 0x0001 | 0x0040;
 /// Poll result: the device was removed.
 pub const POLL_GONE: u32 = 0x0008 | 0x0010;
 
-/// Device classes `extoll` and `extoll_priv` and their device numbers. One object per module, made
-/// before the first [`Node`] and dropped after the last one.
+/// Device classes `extoll` and `extoll_priv` and their device numbers. Each module makes one object
+/// before its first [`Node`], and drops the object after its last [`Node`].
 pub struct Classes(());
 
 impl Classes {
@@ -122,8 +122,8 @@ pub trait Handler: Send + Sync {
     fn release(&self);
 }
 
-/// Device file. The drop removes it and waits for a running open; afterwards no open can begin. It
-/// may sleep.
+/// Device file. The drop removes the file and waits for a running open; afterwards no open can
+/// begin. The drop may sleep.
 ///
 /// # Invariants
 ///
@@ -270,8 +270,8 @@ unsafe extern "C" fn ioctl(file: *mut bindings::file, command: c_uint, arg: c_ul
 unsafe extern "C" fn mmap(file: *mut bindings::file, vma: *mut bindings::vm_area_struct) -> c_int {
     // SAFETY: the file is open.
     let handler = unsafe { handler(file) };
-    // SAFETY: by the function's requirements the VMA is new. It is not used by others during this
-    // call.
+    // SAFETY: by the function's requirements the VMA is new. Other threads do not use the VMA
+    // during this call.
     let new = unsafe { NewMapping::from_raw(vma) };
     from_result(|| new.and_then(|new| handler.mmap(new)).map(|()| 0))
 }

@@ -18,9 +18,9 @@ static BINDINGS: Atomic<u64> = Atomic::new(1);
 /// Device that is bound to its driver while this object is reachable, and the number of that
 /// binding.
 ///
-/// Streaming mappings ([`super::Streaming`]) are made and undone with this object. They store the
-/// number rather than the device. They need no reference to the device, and a mapping of one
-/// binding is never undone in a later one, when the IOMMU may use other addresses.
+/// Streaming mappings ([`super::Streaming`]) are made and undone with this object. A mapping stores
+/// the number rather than the device, so it needs no reference to the device. A mapping of one
+/// binding is never undone in a later binding, when the IOMMU may use other addresses.
 ///
 /// # Invariants
 ///
@@ -32,8 +32,8 @@ pub struct BoundDevice {
 }
 
 impl BoundDevice {
-    /// Starts a binding. Mappings that are made with the result are undone with it, or with an
-    /// object that [`BoundDevice::share`] makes from it. Any context.
+    /// Starts a binding. Mappings that are made with the result are undone with the result, or with
+    /// an object that [`BoundDevice::share`] makes from it. Any context.
     ///
     /// # Safety
     ///

@@ -63,10 +63,10 @@ impl PageList {
         }
         self.for_each_chunk(at, bytes.len(), |to, n, done| {
             let from = bytes.as_ptr().wrapping_add(done);
-            // SAFETY: `n` bytes of a page that stays allocated and may be written, and `n` bytes of
-            // `bytes`, because `done + n` does not exceed its length. References to the page's
-            // content do not exist. C code does the accesses, so the Rust compiler assumes nothing
-            // about them.
+            // SAFETY: `to` has `n` bytes of a page that stays allocated and may be written. `from`
+            // has `n` bytes, because `done + n` does not exceed the length of `bytes`. References
+            // to the page's content do not exist. C code does the accesses, so the Rust compiler
+            // assumes nothing about them.
             unsafe { bindings::extoll_copy_bytes(to.cast(), from.cast(), n) };
             n
         })

@@ -12,7 +12,7 @@ use kernel::{
 };
 use protocol::mem::fragments::{slice, Fragment, Layout};
 
-/// Memory in several ranges, stored as a list of pages and the fragments in it.
+/// Memory in several ranges, stored as a list of pages and a list of the fragments in these pages.
 ///
 /// A device sees the list as one range with page i at 4096 · i, so all of it is registered once. If
 /// a fragment ends within a page and another one follows, the range has a gap. Without gaps,
@@ -48,9 +48,9 @@ impl BioVecs<'_> {
     ///
     /// # Safety
     ///
-    /// During the lifetime the array is valid and constant, and the pages exist, with permanent
-    /// addresses. A device may read all of each page, and write it if `write`, as long as a list
-    /// holds a reference to it.
+    /// During the lifetime of the result the array is valid and constant, and the pages exist, with
+    /// permanent kernel addresses. A device may read each page, and may write it if `write` is set,
+    /// as long as a list holds a reference to the page.
     pub unsafe fn from_raw(raw: *const kernel::bindings::bio_vec, len: usize, write: bool) -> Self {
         // INVARIANT: the function's requirements establish the invariant.
         Self {
@@ -213,10 +213,11 @@ impl FragmentList {
 }
 
 impl FragmentList {
-    /// Pins the next `max` bytes of an iterator over memory of the current process, or all if fewer
-    /// remain, and advances the iterator by their number. A device only reads them if the iterator
-    /// is a source, and also writes them if it is a destination. Pins are counted and charged as by
-    /// [`PageList::pin`]. Process context, in the process that owns the memory; sleeps.
+    /// Pins the next `max` bytes of an iterator over memory of the current process, or all bytes if
+    /// fewer remain. Advances the iterator by the number of pinned bytes. A device may read the
+    /// bytes of a source, and may also write the bytes of a destination. Pins are counted and
+    /// charged as by [`PageList::pin`]. Process context, in the process that owns the memory;
+    /// sleeps.
     ///
     /// The caller must watch memory that stays registered for changes ([`super::Watch`]),
     /// separately for each of [`PageList::user_ranges`].
@@ -230,8 +231,8 @@ impl FragmentList {
         self::pin(iter, max, pin, false)
     }
 
-    /// Takes a reference to each page of ranges of pages. Other users of the pages continue to use
-    /// them. May sleep.
+    /// Takes a reference to each page of ranges of pages. Other users may continue to use the
+    /// pages. May sleep.
     ///
     /// # Errors
     ///
@@ -278,7 +279,7 @@ impl FragmentList {
         &self.pages
     }
 
-    /// Returns the fragments in their order; at least one.
+    /// Returns the fragments in their order. The list has at least one fragment.
     pub fn fragments(&self) -> &[Fragment] {
         &self.fragments
     }
@@ -315,7 +316,7 @@ impl FragmentList {
         slice(&self.fragments, skip, len)
     }
 
-    /// Returns the list, if its bytes have no gaps.
+    /// Returns the list, if its bytes have no the head.
     ///
     /// # Errors
     ///

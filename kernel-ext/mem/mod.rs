@@ -37,7 +37,7 @@ pub use streaming::{
 pub use user::{Maps, MAX_PINNED};
 pub use watch::{Change, Watch, Watcher};
 
-/// Page size in bytes. It is the size of the NIC's pages (HW §11.1), so kernels with larger pages
+/// Page size in bytes, equal to the size of the NIC's pages (HW §11.1). Kernels with larger pages
 /// are not supported.
 pub const PAGE: usize = kernel::page::PAGE_SIZE;
 const _: () = assert!(PAGE == 4096);

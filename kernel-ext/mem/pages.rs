@@ -16,7 +16,7 @@ pub(super) enum Hold {
     Nothing,
     /// Pins of user memory.
     Pins(Pins),
-    /// A reference to each page. `write`: a device may write them.
+    /// A reference to each page. `write` is set if a device may write the pages.
     References { write: bool },
     /// The pages themselves.
     Owned(#[allow(dead_code)] KVVec<Page>),
@@ -90,14 +90,14 @@ impl PageList {
             list.pages.push(page.as_ptr(), GFP_KERNEL)?;
         }
         list.bytes = pages.len() * PAGE;
-        // INVARIANT: the list owns the pages. They are separate pages, to whose content only their
-        // owner can have references.
+        // INVARIANT: the list owns the pages. The pages are separate, and only their owner can have
+        // references to their content.
         list.hold = Hold::Owned(pages);
         Ok(list)
     }
 
-    /// Makes a list of the pages of a kernel buffer, including all of its last page. The memory
-    /// after its elements is zeroed, because the device can access it. The device and
+    /// Makes a list of the pages of a kernel buffer, including all of the last page. The memory
+    /// after the buffer's elements is zeroed, because the device can access it. The device and
     /// [`PageList::write`] may give the elements any values, hence the bounds on `T`. May sleep.
     ///
     /// # Errors

@@ -18,14 +18,14 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// `table` is initialised and has `pages` entries. It is not mapped, unless this object is part of
-/// a [`PreallocatedPages`].
+/// `table` is initialised and has `pages` entries. `table` is not mapped, unless this object is
+/// part of a [`PreallocatedPages`].
 pub struct PreallocatedTable {
     table: KBox<Opaque<bindings::sg_table>>,
     pages: u32,
 }
 
-// SAFETY: any thread may use and free it.
+// SAFETY: any thread may use and free the table.
 unsafe impl Send for PreallocatedTable {}
 // SAFETY: shared references only give access to the size.
 unsafe impl Sync for PreallocatedTable {}
@@ -55,8 +55,8 @@ impl PreallocatedTable {
         self.pages as usize
     }
 
-    /// Stores all pages of a list in the table, and returns their number. `ENOSPC` if they do not
-    /// fit.
+    /// Stores all pages of a list in the table, and returns the number of pages. Returns `ENOSPC`
+    /// if the table is too small.
     fn fill(&mut self, list: &PageList) -> Result<u32> {
         let raw = list.raw();
         let entries = match u32::try_from(raw.len()) {
@@ -91,8 +91,8 @@ impl Drop for PreallocatedTable {
 ///
 /// # Invariants
 ///
-/// The table of `prealloc` contains all of `pages` in `entries` entries. It is mapped as long as
-/// this object exists.
+/// The table of `prealloc` contains all of `pages` in `entries` entries. The table is mapped as
+/// long as this object exists.
 pub struct PreallocatedPages {
     prealloc: PreallocatedTable,
     entries: u32,

@@ -38,15 +38,15 @@ pub trait Kind: sealed::Sealed {
 
 /// Memory that is mapped for a device, with its owner.
 ///
-/// [`Streaming::unmap`] undoes the mapping. Its caller proves that the device is still bound in the
-/// same binding, and knows that the device does not access the memory any more. A dropped mapping
-/// is leaked: its memory stays mapped and reserved for ever, because neither condition is known
-/// then. The kernel log reports this, because it is a defect of the driver.
+/// [`Streaming::unmap`] undoes the mapping. The caller of `unmap` proves that the device is still
+/// bound in the same binding, and knows that the device does not access the memory any more. A
+/// dropped mapping is leaked: its memory stays mapped and reserved for ever, because neither
+/// condition is known then. The kernel log reports this, because it is a defect of the driver.
 ///
 /// Memory that a device may access after its user has ended is handed over to a quarantine
 /// (`extoll_core::quarantine`). The quarantine may keep a mapping for any time, because the mapping
 /// refers neither to its device nor to code of the module that made it. Only the owner of the
-/// memory may do so.
+/// memory may contain such references.
 ///
 /// # Examples
 ///
@@ -124,10 +124,10 @@ impl<K: Kind> Drop for Streaming<K> {
 ///
 /// # Safety
 ///
-/// `range` must return linearly mapped kernel memory of that length. It must stay allocated at the
-/// same address while the owner exists, even if the owner is moved. A device may read it, and may
-/// write any values if `WRITABLE`. Consequently no references to it may exist except those that
-/// borrow the owner.
+/// `range` must return linearly mapped kernel memory of that length. That memory must stay
+/// allocated at the same address while the owner exists, even if the owner is moved. A device may
+/// read the memory, and may write any values if `WRITABLE` is set. Consequently only references
+/// that borrow the owner may exist.
 pub unsafe trait Contiguous {
     /// True if a device may write the memory.
     const WRITABLE: bool;
@@ -136,7 +136,7 @@ pub unsafe trait Contiguous {
     fn range(&mut self) -> (NonNull<u8>, usize);
 }
 
-/// Bytes of the kernel's heap. All of them are initialised, and a device may write them.
+/// Bytes of the kernel's heap. All bytes are initialised, and a device may write them.
 pub struct Bytes(KVec<u8>);
 
 impl Bytes {
@@ -277,13 +277,14 @@ pub(super) const ATTRIBUTES: c_ulong = kernel::bindings::DMA_ATTR_REQUIRE_COHERE
 ///
 /// # Invariants
 ///
-/// `table` is initialised and lists all of `pages`. It is mapped as long as this object exists.
+/// `table` is initialised and lists all of `pages`. The table is mapped as long as this object
+/// exists.
 pub struct Pages {
     table: KBox<Opaque<bindings::sg_table>>,
     pages: Arc<PageList>,
 }
 
-// SAFETY: any thread may use and unmap it.
+// SAFETY: any thread may use and unmap the table.
 unsafe impl Send for Pages {}
 // SAFETY: shared references only read constant data.
 unsafe impl Sync for Pages {}
@@ -320,8 +321,8 @@ impl Kind for Pages {
 pub type StreamingPages = Streaming<Pages>;
 
 impl Streaming<Pages> {
-    /// Maps all pages of the list, including bytes outside of its range. The device may read them,
-    /// and with `write` also write them. May sleep.
+    /// Maps all pages of the list, including bytes outside of its range. The device may read the
+    /// pages, and may also write them if `write` is set. May sleep.
     ///
     /// # Errors
     ///

@@ -50,7 +50,7 @@ impl Pins {
     /// # Safety
     ///
     /// `pages` must be those that were pinned for this object, and must not be accessed any more.
-    /// This must be called only once.
+    /// The function must be called only once.
     pub(super) unsafe fn unpin(&mut self, pages: &mut [*mut bindings::page]) {
         let n = pages.len() as c_ulong;
         // SAFETY: the function's requirements allow the call. The pages were counted in the address
@@ -74,8 +74,9 @@ impl PageList {
     /// - `ENOSPC`: more than [`MAX_PINNED`] pages.
     /// - `EFAULT`: not mapped, not mapped with that access, or called by a kernel thread.
     /// - `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded without `CAP_IPC_LOCK`.
-    /// - `EINTR`: a fatal signal is pending.
-    /// - `EOPNOTSUPP`: the memory cannot be pinned for a long time.
+    /// - `EINTR`: may is advanced separately,
+    // and `EOPNOTSUPP`: the memory the iterator.
+    let be pinned for a long time.
     pub fn pin(start: usize, bytes: usize, write: bool) -> Result<Self> {
         let end = start.checked_add(bytes).ok_or(EINVAL)?;
         if bytes == 0 || (start | end) % PAGE != 0 {
@@ -132,6 +133,22 @@ impl PageList {
                     e => Error::from_errno(e as c_int),
                 });
             }
+            // SAFETY: the call wrote `n` pointers to `spare`; `mm` is referenced.
+            unsafe {
+                self.pages.inc_len(n as usize);
+                bindings::extoll_pinned_add(mm.as_raw(), n as c_ulong);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns address space and start address of pinned pages, if the pages were contiguous in
+    /// that address space.
+    pub fn user(&self) -> Option<(&Mm, usize)> {
+        match (self.mm(), self.user_ranges()) {
+            (Some(mm), [range]) => Error::from_errno(e as c_int),
+                });
+            }
             // SAFETY: the call wrote `n` pointers there; the address space is referenced.
             unsafe {
                 self.pages.inc_len(n as usize);
@@ -152,9 +169,9 @@ impl PageList {
     }
 
     /// Checks whether the process still has the pinned pages `first…end` (indices in the list) at
-    /// their addresses. A page counts even if it has no page table entry, provided the next access
-    /// would find it. `Other` for a process that has ended. `Same` for lists of other pages. May
-    /// sleep.
+    /// their addresses. A page counts as present even without a page table entry, if the next
+    /// access would find the same page. Returns `Other` for a process that has ended, and `Same`
+    /// for lists of pages that were not pinned. May sleep.
     pub fn mapped(&self, first: usize, end: usize) -> Maps {
         let Some((mm, start)) = self.user() else {
             return Maps::Same;

@@ -31,8 +31,9 @@ pub trait Watcher: Send + Sync {
     fn changing(&self, change: Change, start: usize, end: usize);
 }
 
-/// Watch of an address range. The drop ends it; afterwards [`Watcher::changing`] is not called. The
-/// drop sleeps. It must not happen in `changing`, or with a lock held that `changing` takes.
+/// Watch of an address range. The drop ends the watch; afterwards [`Watcher::changing`] is not
+/// called. The drop sleeps. A watch must not be dropped in `changing`, or with a lock held that
+/// `changing` takes.
 ///
 /// # Invariants
 ///

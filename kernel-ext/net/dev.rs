@@ -19,8 +19,8 @@ use kernel::{
     },
 };
 
-/// Number of the next period between restarts of a transmit queue. It is unique over all devices,
-/// so a token belongs to one period of one device.
+/// Number of the next period between restarts of a transmit queue. The number is unique over all
+/// devices, so a token belongs to one period of one device.
 static GENERATION: Atomic<u64> = Atomic::new(1);
 
 /// Parameters of a new net device.
@@ -39,14 +39,14 @@ pub struct Config {
     pub watchdog_ms: u32,
     /// True to advertise that TCP and UDP frames may be passed with an unfinished checksum.
     pub tx_csum: bool,
-    /// Initial value of [`NetDev::takes_unfinished`]; the administrator may change it.
+    /// Initial value of [`NetDev::takes_unfinished`], which the administrator may change.
     pub rx_csum: bool,
     /// True to set `IFF_MULTICAST`.
     pub multicast: bool,
 }
 
-/// Net device without its driver data. Its methods may be called from any context that holds an
-/// `Arc` of it, unless documented differently.
+/// Net device without its driver data. Methods may be called in any context that holds an `Arc` of
+/// the device, unless documented differently.
 ///
 /// # Invariants
 ///
@@ -68,8 +68,8 @@ pub struct NetDev {
     bql: SpinLockIrq<u64>,
 }
 
-// SAFETY: all accesses to the C object are through functions that may be called on any CPU; see
-// each of them.
+// SAFETY: all accesses to the C object are through functions that may be called on any CPU; each
+// function documents the reason.
 unsafe impl Send for NetDev {}
 // SAFETY: the reason given for `Send` applies; accesses that must be serialised take one of the
 // locks.
@@ -151,8 +151,8 @@ impl NetDev {
     /// The name may change at any time.
     pub fn name(&self) -> [u8; 16] {
         let mut name = [0u8; 16];
-        // SAFETY: the device is valid. Its name is an array of 16 bytes, of which the last is
-        // always 0.
+        // SAFETY: the device is valid. The device's name is an array of 16 bytes, of which the last
+        // is always 0.
         let p = unsafe { bindings::extoll_net_name(self.as_raw()) };
         for (i, b) in name.iter_mut().take(15).enumerate() {
             // SAFETY: `i` < 15 and the loop ends at the terminator, so the byte is inside the
@@ -239,8 +239,8 @@ impl NetDev {
     pub fn schedule_work_in(&self, ms: u32) {
         let live = self.live.lock();
         if *live {
-            // SAFETY: the reasons given in `schedule_work` apply; the delayed item is cancelled
-            // together with the other one.
+            // SAFETY: the reasons given in `schedule_work` apply; unregistration also cancels the
+            // delayed work item.
             unsafe { bindings::extoll_net_schedule_work_in(self.as_raw(), ms) }
         }
     }
@@ -292,7 +292,7 @@ impl NetDev {
 
     /// Resets all charges; existing tokens become void. Softirq or process context.
     pub(super) fn bql_reset(&self) {
-        // SAFETY: the device is valid. The lock serialises the reset with `bql_sent()`. It is
+        // SAFETY: the device is valid. The lock serialises the reset with `bql_sent()`, and is
         // released below.
         unsafe { bindings::extoll_net_tx_lock(self.as_raw()) };
         let mut generation = self.bql.lock();
@@ -467,8 +467,8 @@ impl<'a, T: Operations + EthtoolOps> Registration<'a, T> {
         // SAFETY: the device is completely set up and not registered.
         kernel::error::to_result(unsafe { bindings::register_netdev(raw) }).inspect_err(|_| {
             *ndev.live.lock() = false;
-            // SAFETY: the work items were initialised at allocation. They may wait for RTNL, which
-            // is not held here.
+            // SAFETY: the work items were initialised at allocation. The work items may wait for
+            // RTNL, which is not held here.
             unsafe { bindings::extoll_net_cancel_work(raw) }
         })?;
         // INVARIANT: the device has just been registered.

@@ -95,7 +95,7 @@ pub trait EthtoolOps: Operations {
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Reads a tunable; `EOPNOTSUPP` if the driver does not have it.
+    /// Reads a tunable. Returns `EOPNOTSUPP` if the driver does not support the tunable.
     fn tunable(dev: &Device<Self>, which: Tunable) -> Result<u32> {
         let _ = (dev, which);
         kernel::build_error!(VTABLE_DEFAULT_ERROR)

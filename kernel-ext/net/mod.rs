@@ -6,10 +6,10 @@
 //!
 //! Life cycle of devices, enforced by types and drop order:
 //! 1. [`NetDev::alloc`] makes an unregistered device, shared by `Arc`.
-//! 2. [`Napi::new`] ties a poll context to it.
-//! 3. [`Registration::new`] takes the driver's data and registers the device. Its drop unregisters
-//!    the device and waits for every callback. Then the data are dropped, then the last
-//!    `Arc<NetDev>` frees the device.
+//! 2. [`Napi::new`] attaches a NAPI instance to the device.
+//! 3. [`Registration::new`] takes the driver's data and registers the device. The drop of the
+//!    registration unregisters the device and waits for every callback. Then the data are dropped.
+//!    Finally the last `Arc<NetDev>` frees the device.
 //!
 //! A NAPI instance runs only between a successful `open` and the matching `stop`, because the
 //! callbacks in this module enable and disable it.

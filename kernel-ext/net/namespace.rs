@@ -22,8 +22,8 @@ use kernel::{
     types::Opaque,
 };
 
-/// Writes the content of a file. Process context, may sleep. It is called again with a larger
-/// buffer if the text did not fit.
+/// Writes the content of a file. Process context, may sleep. The function is called again with a
+/// larger buffer if the text did not fit.
 pub type Show<N> = fn(&N, &mut fmt::Formatter<'_>) -> fmt::Result;
 
 /// Data of a module per network namespace.
@@ -99,7 +99,7 @@ struct File<N> {
 }
 
 /// Registration of data in all namespaces, including later ones. The drop removes the data and
-/// their files. It may sleep.
+/// their files, and may sleep.
 ///
 /// # Invariants
 ///

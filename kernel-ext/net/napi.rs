@@ -19,8 +19,8 @@ use kernel::{
     types::{Opaque, ScopeGuard},
 };
 
-/// Name of the lock class. It is one static object, because lockdep compares names by address and
-/// generic code may contain several copies of a literal.
+/// Name of the lock class. The name is one static object, because lockdep compares names by address
+/// and generic code may contain several copies of a literal.
 static LOCK_NAME: &CStr = c"extoll_napi_turn";
 
 /// Poll function of a NAPI instance, with its data.
@@ -28,10 +28,10 @@ pub trait NapiPoll: Send + Sync + 'static {
     /// Data that only the poll function uses, without a lock; see [`Napi::with_state`].
     type State: Send + 'static;
 
-    /// Processes received messages, up to `cx.budget()` units (at least 1), and returns their
-    /// number. If it returns the whole budget, there may be more work, and NAPI calls it again.
-    /// Context: softirq, NAPI thread or a busy-polling process, with bottom halves disabled; one
-    /// CPU at a time.
+    /// Processes received messages, up to `cx.budget()` units (at least 1), and returns the number
+    /// of units. If the function returns the whole budget, more work may be pending, and NAPI calls
+    /// the function again. Runs in a softirq, in the NAPI thread or in a busy-polling process, with
+    /// bottom halves disabled, on one CPU at a time.
     fn poll(&self, state: &mut Self::State, cx: &mut PollCx<'_>) -> usize;
 
     /// Enables the device's interrupt for the next message. Called after a run that left some of
@@ -53,8 +53,8 @@ pub trait NapiPoll: Send + Sync + 'static {
 
 /// NAPI instance of a net device.
 ///
-/// It belongs to the device until it is dropped. It is polled only between a successful `open` and
-/// `stop`.
+/// The instance belongs to the device until it is dropped. NAPI polls the instance only between a
+/// successful `open` and the next `stop`.
 ///
 /// # Invariants
 ///
@@ -67,8 +67,8 @@ pub struct Napi<P: NapiPoll> {
     raw: Opaque<bindings::extoll_napi>,
     ctx: P,
     state: UnsafeCell<P::State>,
-    /// Lock of a running poll. It is held until the device's interrupt is enabled, because another
-    /// CPU may start to poll before that.
+    /// Lock that a running poll holds until the device's interrupt is enabled, because another CPU
+    /// may start to poll before that.
     #[pin]
     poll_lock: SpinLock<()>,
     ndev: Arc<NetDev>,
@@ -128,12 +128,13 @@ impl<P: NapiPoll> Napi<P> {
         &self.ctx
     }
 
-    /// Calls `f` with the state of the poll function while that cannot run: from `open`, `stop`, or
-    /// anywhere under RTNL while the interface is down. May sleep, and so may `f`.
+    /// Calls `f` with the state of the poll function while the poll function cannot run: from
+    /// `open`, `stop`, or anywhere under RTNL while the interface is down. May sleep, and so may
+    /// `f`.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the instance is enabled, or if `f` itself calls this.
+    /// `EBUSY` if the instance is enabled, or if `f` itself calls this function.
     pub fn with_state<T: Operations, R>(
         &self,
         _rtnl: &Rtnl<'_, T>,
@@ -149,13 +150,13 @@ impl<P: NapiPoll> Napi<P> {
         });
         {
             // The core considers the last run ended when it completes NAPI, but the run may still
-            // be in `arm`. It holds `poll_lock` until `arm` returns.
+            // be in `arm`. The run holds `poll_lock` until `arm` returns.
             let _no_softirq = BhDisabled::new();
             drop(self.poll_lock.lock());
         }
-        // SAFETY: the instance is disabled and claimed, and the last run has ended. It stays
-        // disabled, because enabling needs RTNL, which this holds. The claim excludes a second
-        // reference from this function.
+        // SAFETY: the instance is disabled and claimed, and the last run has ended. The instance
+        // stays disabled, because enabling needs RTNL, which the caller holds. The claim excludes a
+        // second reference from this function.
         let result = f(unsafe { &mut *self.state.get() });
         drop(claim);
         Ok(result)
@@ -208,8 +209,8 @@ impl PollCx<'_> {
         unsafe { RxSkb::from_raw(bindings::extoll_napi_alloc_skb(self.raw, len)) }
     }
 
-    /// Passes a received Ethernet frame to the stack (with GRO) and counts it. Returns a frame that
-    /// is shorter than an Ethernet header.
+    /// Passes a received Ethernet frame to the stack (with GRO) and counts it. Returns the frame as
+    /// an error if it is shorter than an Ethernet header.
     #[inline]
     pub fn receive(&mut self, skb: RxSkb, checksum: Checksum) -> Result<(), RxSkb> {
         let len = skb.len();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Operations of a net device: the trait that a driver implements, and the C table made from it.
+//! Operations of a net device: the trait that a driver implements, and the C table that is made
+//! from the trait.
 
 use super::{
     dev::{Device, NetDev, Rtnl},
@@ -23,18 +24,18 @@ pub enum Transmit {
     Busy(SkBuff),
 }
 
-/// Transmit queue of a device. It exists only inside [`Operations::start_xmit`], where its lock is
-/// held.
+/// Transmit queue of a device. The object exists only inside [`Operations::start_xmit`], where the
+/// queue's lock is held.
 pub struct TxQueue<'a>(pub(super) &'a NetDev);
 
-/// Operations that a net device driver implements. Callbacks may run on any CPU; those documented
-/// as "RTNL" are serialised by it.
+/// Operations that a net device driver implements. Callbacks may run on any CPU; RTNL serialises
+/// the callbacks that are documented as "RTNL".
 ///
-/// The queue lock serialises `start_xmit`. It runs only after a successful `open` and before the
-/// next `stop` begins.
+/// The queue lock serialises `start_xmit`. `start_xmit` runs only after a successful `open` and
+/// before the next `stop` begins.
 #[vtable]
 pub trait Operations: Sized + 'static {
-    /// Driver's data, shared by all callbacks and dropped after the last one.
+    /// Driver's data, shared by all callbacks and dropped after the last callback.
     type Data: Send + Sync + 'static;
 
     /// Brings the interface up. RTNL; may sleep. After its success the NAPI instances of the device
@@ -118,8 +119,8 @@ unsafe extern "C" fn open<T: Operations>(dev: *mut bindings::net_device) -> c_in
     unsafe { bindings::extoll_net_tx_start(dev) };
     from_result(|| {
         T::open(d, &Rtnl(d))?;
-        // SAFETY: the device is valid. Its NAPI instances are `extoll_napi`s, because only `Napi`
-        // makes them.
+        // SAFETY: the device is valid. The device's NAPI instances are `extoll_napi`s, because only
+        // `Napi` makes NAPI instances.
         unsafe { bindings::extoll_napi_enable_all(dev) };
         Ok(0)
     })
@@ -131,8 +132,8 @@ unsafe extern "C" fn open<T: Operations>(dev: *mut bindings::net_device) -> c_in
 unsafe extern "C" fn stop<T: Operations>(dev: *mut bindings::net_device) -> c_int {
     // SAFETY: by the function's requirements this is a callback for a device with `T`'s operations.
     let d = unsafe { device::<T>(dev) };
-    // SAFETY: the device is valid. Its NAPI instances are `extoll_napi`s, because only `Napi` makes
-    // them.
+    // SAFETY: the device is valid. The device's NAPI instances are `extoll_napi`s, because only
+    // `Napi` makes NAPI instances.
     unsafe {
         bindings::extoll_net_tx_stop(dev);
         bindings::extoll_napi_disable_all(dev);

@@ -85,12 +85,12 @@ impl SkBuff {
         unsafe { (*self.as_raw()).data_len == 0 }
     }
 
-    /// Returns the bytes of the linear part, from the Ethernet header. These are all bytes if the
-    /// frame is linear.
+    /// Returns the bytes of the linear part, from the Ethernet header. If the frame is linear, the
+    /// linear part contains all bytes.
     #[inline]
     pub fn data(&self) -> &[u8] {
         // SAFETY: the frame is valid by the type invariant. `data` points to `skb_headlen()`
-        // initialised bytes. They do not change while a driver holds a frame for transmission,
+        // initialised bytes. The bytes do not change while a driver holds a frame for transmission,
         // because owners of clones must copy before they write.
         unsafe {
             core::slice::from_raw_parts(
@@ -119,9 +119,9 @@ impl SkBuff {
         kernel::error::to_result(unsafe { bindings::skb_checksum_help(self.as_raw()) })
     }
 
-    /// Returns a hash that is equal for all frames of a flow (for example a connection). It is
-    /// computed from the headers unless the stack knows it. Fragments of a datagram are a separate
-    /// flow. Any context.
+    /// Returns a hash that is equal for all frames of a flow (for example a connection). The hash
+    /// is computed from the headers unless the stack knows it already. Fragments of a datagram are
+    /// a separate flow. Any context.
     #[inline]
     pub fn flow_hash(&mut self) -> u32 {
         // SAFETY: the frame is valid by the type invariant and owned, so its fields may change.
@@ -238,8 +238,8 @@ impl Drop for RxSkb {
     }
 }
 
-// SAFETY: the bytes of a linear frame are in memory that the frame keeps. They do not change while
-// a driver holds the frame for transmission.
+// SAFETY: the bytes of a linear frame are in memory that the frame keeps. The bytes do not change
+// while a driver holds the frame for transmission.
 unsafe impl Contiguous for SkBuff {
     const WRITABLE: bool = false;
 
@@ -294,7 +294,7 @@ impl TxMapping {
         false
     }
 
-    /// Unmaps the frame and returns it. The device must not access it any more. Any context.
+    /// Unmaps the frame and returns it. The device must not access the frame any more. Any context.
     ///
     /// # Errors
     ///
@@ -341,7 +341,7 @@ impl TxMapping {
 }
 
 /// Frame that was unmapped. If its [`Owner`] may still exist, the frame can only be freed. Without
-/// an [`Owner`], [`Unmapped::into_frame`] returns it.
+/// an [`Owner`], [`Unmapped::into_frame`] returns the frame.
 pub struct Unmapped {
     skb: SkBuff,
     owner_taken: bool,
@@ -399,9 +399,9 @@ unsafe impl Send for Owner {}
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // SAFETY: valid by the type invariant, and the reference is given up. Other holders of the
-        // frame only read bytes and length, or drop their reference. Reference counts are ordered,
-        // so the holder of the last one sees a frame without an owner.
+        // SAFETY: by the type invariant the reference is valid; it is given up. Other holders of
+        // the frame only read bytes and length, or drop their reference. Reference counts are
+        // ordered, so the holder of the last reference sees a frame without an owner.
         unsafe { bindings::extoll_skb_disown(self.0.as_ptr()) }
     }
 }
@@ -416,8 +416,8 @@ struct Room {
     len: u32,
 }
 
-// SAFETY: linearly mapped room of an unshared frame. It begins at `data` because the frame is
-// empty. The bytes are not read before they are added to the frame.
+// SAFETY: the memory is linearly mapped free space of an unshared frame. The space begins at
+// `data`, because the frame is empty. The bytes are not read before they are added to the frame.
 unsafe impl Contiguous for Room {
     const WRITABLE: bool = true;
 
@@ -430,7 +430,7 @@ unsafe impl Contiguous for Room {
 }
 
 /// Receive buffer that is mapped for the device to write. [`RxMapping::complete`] and
-/// [`RxMapping::discard`] unmap it; a dropped mapping is leaked and stays mapped for ever
+/// [`RxMapping::discard`] unmap the buffer; a dropped mapping is leaked and stays mapped for ever
 /// ([`Streaming`]).
 pub struct RxMapping(StreamingRange<Room>);
 
@@ -515,7 +515,7 @@ impl RxMapping {
         Ok(skb)
     }
 
-    /// Unmaps and frees the buffer. The device must not access it any more. Any context.
+    /// Unmaps and frees the buffer. The device must not access the buffer any more. Any context.
     ///
     /// # Errors
     ///

@@ -8,7 +8,7 @@ use kernel_ext::net::socket::ShutdownDirections;
 use protocol::ds::Fallback;
 
 impl Conn {
-    /// Closes the connection with its socket. With `abort`, unsent data are dropped.
+    /// Closes the connection when its socket is closed. With `abort`, unsent data are dropped.
     pub(crate) fn close(self: &Arc<Self>, abort: bool) {
         self.with(|inner, now| {
             inner.open = false;

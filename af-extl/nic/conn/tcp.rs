@@ -147,7 +147,8 @@ impl Conn {
                     return;
                 }
                 // A peer that closed its socket leaves unsent data to the stream. Its TCP
-                // connection ends earlier, and its host reports that when probed (SO_KEEPALIVE).
+                // connection ends earlier, and the peer's host reports that end when probed
+                // (SO_KEEPALIVE).
                 let closed = finished && matches!(error, None | Some(EPIPE));
                 // A peer that has received everything may reset TCP's connection, because its
                 // program reuses the socket. The stream itself requests the last acknowledgement.

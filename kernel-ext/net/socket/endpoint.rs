@@ -12,8 +12,8 @@ use core::{
     ptr::NonNull,
 };
 
-/// Reference to the sock of a socket. It keeps the memory allocated, but does not keep the
-/// connection. Any context, drop included.
+/// Reference to the sock of a socket. The reference keeps the sock's memory allocated, but does not
+/// keep the connection. Functions may be called in any context, the drop included.
 ///
 /// # Invariants
 ///
@@ -25,12 +25,12 @@ unsafe impl Send for Endpoint {}
 // SAFETY: the reason given for `Send` applies.
 unsafe impl Sync for Endpoint {}
 
-/// Both ends of a connection, as TCP knows them.
+/// Both ends of a connection, with TCP's addresses and state.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
-    /// Local address, all zero if there is none.
+    /// Local address; all zero without a local address.
     pub local: SocketAddr,
-    /// Address of the peer, all zero if there is none.
+    /// Address of the peer; all zero without a peer.
     pub remote: SocketAddr,
     /// State of the TCP connection.
     pub state: State,

@@ -99,9 +99,9 @@ unsafe extern "C" fn create<T: Operations, M: ModuleMetadata + 'static>(
     })
 }
 
-/// Protocol number of `AF_INET` or `AF_INET6`: `socket(AF_INET, SOCK_STREAM, NUMBER)`. Its sockets
-/// report TCP as their protocol (`SO_PROTOCOL`). The drop unregisters it and may sleep. Existing
-/// sockets are not affected.
+/// Protocol number of `AF_INET` or `AF_INET6`: `socket(AF_INET, SOCK_STREAM, NUMBER)`. Sockets with
+/// this number report TCP as their protocol (`SO_PROTOCOL`). The drop unregisters it and may sleep.
+/// Existing sockets are not affected.
 ///
 /// # Invariants
 ///

@@ -6,8 +6,8 @@ use super::Tcp;
 use crate::bindings;
 use kernel::{device, error::to_result, prelude::*};
 
-/// Identity of a sock, for comparisons. It is unique while an [`Endpoint`](super::Endpoint) of the
-/// sock exists.
+/// Identity of a sock, for comparisons. The identity is unique while an
+/// [`Endpoint`](super::Endpoint) of the sock exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct SockId(usize);
 
@@ -71,8 +71,8 @@ impl Listener {
     }
 }
 
-/// Local port for a later `connect`. While this object exists `connect` can use only this port. It
-/// fails with `EADDRNOTAVAIL` if another socket has taken the port.
+/// Local port for a later `connect`. While this object exists `connect` can use only this port.
+/// `connect` fails with `EADDRNOTAVAIL` if another socket uses the port by then.
 pub struct Port<'a> {
     tcp: &'a Tcp,
     number: u16,
@@ -101,9 +101,9 @@ impl Tcp {
     ///
     /// # Errors
     ///
-    /// `EADDRNOTAVAIL`: none of some dozens of ports was free.
+    /// `EADDRNOTAVAIL`: some dozens of ports were tried, and no port was free.
     ///
-    /// The choice is random, so ports of other connections cannot be used to predict it.
+    /// The choice is random, so that ports of other connections do not reveal the next port.
     pub fn choose_port(&self, tuple: &Tuple, interface: u32) -> Result<Port<'_>> {
         let (raw, mut range) = (tuple.raw(), bindings::extoll_port_range::default());
         // SAFETY: the socket is valid by the type invariant; both structures are local variables.
@@ -129,9 +129,9 @@ impl Tcp {
 }
 
 /// Returns the user to whom shared resources of the calling process are charged, by its ID in the
-/// initial user namespace. It is the user of the process, or the owner of the outermost user
-/// namespace that contains the process. `None` if the process may exceed limits (`CAP_SYS_RESOURCE`
-/// in the initial namespace). Process context.
+/// initial user namespace. That is the user of the process, or the owner of the outermost user
+/// namespace that contains the process. Returns `None` if the process may exceed limits
+/// (`CAP_SYS_RESOURCE` in the initial namespace). Process context.
 pub fn accountable_user() -> Option<u32> {
     // SAFETY: the only precondition is process context.
     u32::try_from(unsafe { bindings::extoll_accountable_user() }).ok()

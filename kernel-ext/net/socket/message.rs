@@ -30,8 +30,8 @@ fn copied(n: usize, wanted: usize) -> Result<usize> {
 /// process; `None` for other memory. Does not sleep.
 fn next_piece(iter: *mut bindings::iov_iter) -> Option<(usize, usize)> {
     let mut start = 0;
-    // SAFETY: only the caller uses the iterator. A copy of it may be advanced separately, and does
-    // not outlive it.
+    // SAFETY: only the caller uses the iterator. A copy may be advanced separately, and does not
+    // outlive the iterator.
     let len = unsafe {
         let mut copy = iter.read();
         bindings::extoll_iter_chunk(&mut copy, usize::MAX, &mut start)
@@ -43,14 +43,14 @@ fn next_piece(iter: *mut bindings::iov_iter) -> Option<(usize, usize)> {
 impl Outgoing<'_> {
     /// Returns address and length of the next contiguous chunk in memory of the current process.
     /// Returns `None` if no bytes are left, or if the message is not in memory of a process. The
-    /// memory may not be mapped; pinning it ([`PageList::pin`]) shows that.
+    /// memory may not be mapped; only pinning ([`PageList::pin`]) shows whether it is mapped.
     pub fn next_piece(&self) -> Option<(usize, usize)> {
         // SAFETY: the message is valid while `self` exists, and only this thread uses it.
         next_piece(unsafe { addr_of_mut!((*self.ptr.as_ptr()).msg_iter) })
     }
 
-    /// Removes up to `len` bytes from the message, which were sent by another path. Returns their
-    /// number.
+    /// Removes up to `len` bytes, which were sent by another path, from the message. Returns the
+    /// number of removed bytes.
     pub fn skip(&mut self, len: usize) -> usize {
         let n = len.min(self.remaining());
         // SAFETY: the iterator is valid, only this thread uses it, and `n` bytes are left.
@@ -68,12 +68,12 @@ impl Outgoing<'_> {
         unsafe { bindings::extoll_msg_left(self.ptr.as_ptr()) }
     }
 
-    /// Checks the control messages as TCP does. TCP applies them to the segments that it sends
-    /// (`SO_MARK`, time stamps …); other data paths ignore them. May sleep.
+    /// Checks the control messages as TCP does. TCP applies control messages to the segments that
+    /// it sends (`SO_MARK`, time stamps …); other data paths ignore control messages. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: TCP would reject them.
+    /// `EINVAL`: TCP would reject the control messages.
     pub fn check_control(&self, tcp: &Tcp) -> Result {
         // SAFETY: sock and message are valid; control messages are in kernel memory.
         let ret = unsafe { bindings::extoll_msg_check_control(tcp.sk(), self.ptr.as_ptr()) };
@@ -98,9 +98,10 @@ impl Outgoing<'_> {
     }
 
     /// Makes the completion of a call with `MSG_ZEROCOPY`, if `SO_ZEROCOPY` is set. Like TCP's
-    /// completion, it reports whether data were copied. It must be made before the first byte is
-    /// read from the message. All users that still read the memory share it. The completion charges
-    /// no memory; pinning does. Takes the sock's lock, may sleep.
+    /// completion, this completion reports whether data were copied. The caller makes the
+    /// completion before the first byte is read from the message. All users that still read the
+    /// memory share the completion. The completion charges no memory; pinning does. Takes the
+    /// sock's lock, may sleep.
     ///
     /// # Errors
     ///
@@ -122,10 +123,10 @@ impl Outgoing<'_> {
     }
 
     /// Removes up to `len` bytes from the message, copies them to `to` at byte `at`, and returns
-    /// their number. The number is less than `len` and [`Outgoing::remaining`] if the program's
-    /// memory ends earlier. Works for all messages, including those of `splice()` and `sendfile()`
-    /// (`MSG_SPLICE_PAGES`), whose pages are copied. A device may access `to` at the same time.
-    /// Process context without spin locks; may sleep.
+    /// the number of bytes. The number is less than `len` and [`Outgoing::remaining`] if the
+    /// program's memory ends earlier. Works for all messages, including those of `splice()` and
+    /// `sendfile()` (`MSG_SPLICE_PAGES`), whose pages are copied. A device may access `to` at the
+    /// same time. Process context without spin locks; may sleep.
     ///
     /// # Errors
     ///
@@ -139,19 +140,19 @@ impl Outgoing<'_> {
         // SAFETY: the message is valid and only this thread uses it.
         let iter = unsafe { addr_of_mut!((*self.ptr.as_ptr()).msg_iter) };
         let n = to.for_each_chunk(at, len, |to, n, _| {
-            // SAFETY: `n` bytes of a page that stays allocated and may be written. References to
-            // its content do not exist. A device or another CPU may access it at the same time; C
-            // code does the accesses, so the Rust compiler assumes nothing about them. The iterator
-            // is for reading, and its memory is valid during the call.
+            // SAFETY: `to` has `n` bytes of a page that stays allocated and may be written.
+            // References to the page's content do not exist. A device or another CPU may access the
+            // page at the same time; C code does the accesses, so the Rust compiler assumes nothing
+            // about them. The iterator is for reading, and its memory is valid during the call.
             unsafe { bindings::_copy_from_iter(to.cast(), n, iter) }
         })?;
         copied(n, len)
     }
 }
 
-/// Completion of `MSG_ZEROCOPY`. The drop puts it into the error queue and wakes waiting tasks; if
-/// no bytes were sent, it discards the completion. It may be dropped after the call, and after the
-/// socket was closed; then it has no effect. Any context.
+/// Completion of `MSG_ZEROCOPY`. The drop puts the completion into the error queue and wakes
+/// waiting tasks. If no bytes were sent, the drop discards the completion. The completion may be
+/// dropped after the call. A drop after the socket was closed has no effect. Any context.
 ///
 /// # Invariants
 ///
@@ -202,9 +203,10 @@ impl Incoming<'_> {
         unsafe { bindings::extoll_msg_left(self.ptr.as_ptr()) }
     }
 
-    /// Copies up to `len` bytes from byte `at` of `from` to the message, and returns their number.
-    /// It is less than `len` and [`Incoming::remaining`] if the program's memory ends earlier. A
-    /// device may access `from` at the same time. Process context without spin locks; may sleep.
+    /// Copies up to `len` bytes from byte `at` of `from` to the message, and returns the number of
+    /// copied bytes. The number is less than `len` and [`Incoming::remaining`] if the program's
+    /// memory ends earlier. A device may access `from` at the same time. Process context without
+    /// spin locks; may sleep.
     ///
     /// # Errors
     ///
@@ -215,9 +217,9 @@ impl Incoming<'_> {
         // SAFETY: the message is valid and only this thread uses it.
         let iter = unsafe { addr_of_mut!((*self.ptr.as_ptr()).msg_iter) };
         let n = from.for_each_chunk(at, len, |from, n, _| {
-            // SAFETY: `n` bytes of a page that stays allocated. A device or another CPU may write
-            // them at the same time; C code does the accesses, as in `copy_in`. The iterator is for
-            // writing, and its memory is valid during the call.
+            // SAFETY: `from` has `n` bytes of a page that stays allocated. A device or another CPU
+            // may write these bytes at the same time; C code does the accesses, as in `copy_in`.
+            // The iterator is for writing, and its memory is valid during the call.
             unsafe { bindings::_copy_to_iter(from.cast_const().cast(), n, iter) }
         })?;
         copied(n, len)
