@@ -157,7 +157,7 @@ struct Store {
     list: Mutex<KVec<Override>>,
 }
 
-/// Number without a module parameter. Its default holds unless a test has overridden it.
+/// Number without a module parameter. Only a test can override the default.
 pub struct Tunable {
     name: &'static str,
     value: Atomic<i64>,

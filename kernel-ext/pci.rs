@@ -125,8 +125,8 @@ fn clear_master(dev: &pci::Device<Bound>) {
     unsafe { bindings::pci_clear_master(raw(dev)) };
 }
 
-/// Stops memory accesses of a PCI device (bus mastering). Its earlier writes have arrived when this
-/// returns. Process context.
+/// Stops memory accesses of a PCI device (bus mastering). Earlier writes of the device have arrived
+/// when this function returns. Process context.
 ///
 /// # Errors
 ///
@@ -329,7 +329,7 @@ impl Drop for MsiVectors<'_> {
 pub struct Msi<'a, T: IrqHandler> {
     handler: T,
     irq: c_uint,
-    /// True if the handler was installed, so that drop has to remove it.
+    /// True if the handler was installed. The drop then removes the handler.
     installed: AtomicFlag,
     _vectors: MsiVectors<'a>,
     #[pin]
@@ -343,8 +343,8 @@ impl<T: IrqHandler> Msi<'_, T> {
     }
 
     extern "C" fn callback(_irq: c_int, cookie: *mut c_void) -> bindings::irqreturn_t {
-        // SAFETY: `cookie` is the pinned object, whose drop frees the interrupt first. It is
-        // accessed by shared reference only.
+        // SAFETY: `cookie` is the pinned object, whose drop frees the interrupt first. The object
+        // is accessed by shared reference only.
         let msi = unsafe { &*cookie.cast::<Msi<'_, T>>() };
         msi.handler.handle();
         bindings::irqreturn::IRQ_HANDLED

@@ -36,8 +36,8 @@ static dma_addr_t pool_map_phys(struct device *dev, phys_addr_t phys, size_t siz
 	u64 keep = ~PAGE_MASK | dma_get_min_align_mask(dev);
 
 	/*
-	 * Registers or memory of another device are not in the pool. They can be mapped only if
-	 * Pool::add_peer() has registered their BAR.
+	 * Registers or memory of another device are not in the pool. Such addresses can be mapped
+	 * only if Pool::add_peer() has registered their BAR.
 	 */
 	if (attrs & DMA_ATTR_MMIO)
 		return h->calls->map_peer(h->pool, phys, size, dma_get_mask(dev));

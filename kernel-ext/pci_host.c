@@ -290,7 +290,7 @@ int extoll_pci_window_insert(struct pci_dev *anchor, struct resource *window)
 void extoll_pci_window_remove(struct resource *window)
 {
 	guard(mutex)(&shared_claims_lock);
-	/* The PCI core may have merged the window with another one. */
+	/* The PCI core may have merged the window with another window. */
 	if (WARN_ON(!window->parent))
 		return;
 	unshare(window->parent, NULL);

@@ -90,9 +90,9 @@ int extoll_pci_locked(struct pci_dev *anchor, struct workqueue_struct *wq, int (
 		      void *arg);
 
 /*
- * Returns an unused domain number from 0x10000, or an error. Its lower 16 bits differ from all
- * existing domains, because IOMMUs only see these bits. The caller holds the lock of rescans and
- * removals.
+ * Returns an unused domain number from 0x10000, or an error. The lower 16 bits differ from those of
+ * all existing domains, because IOMMUs only see these bits. The caller holds the lock of rescans
+ * and removals.
  */
 int extoll_pci_domain_new(void);
 /* Returns the number of references to a bridge. */
@@ -111,9 +111,9 @@ int extoll_pci_window_insert(struct pci_dev *anchor, struct resource *window);
 void extoll_pci_window_remove(struct resource *window);
 
 /*
- * Before and after a call of a driver's functions. The kernel makes such calls with raw spin locks
- * held (pci_lock, locks of interrupt descriptors). These markers inform lockdep that a spinlock_t
- * may be locked there. Under PREEMPT_RT that is not allowed.
+ * Markers before and after a call of a driver's functions. The kernel makes these calls with raw
+ * spin locks held (pci_lock, locks of interrupt descriptors). The markers inform lockdep that a
+ * spinlock_t may be locked in these calls. Under PREEMPT_RT that is not allowed.
  */
 void extoll_pci_functions_enter(void);
 void extoll_pci_functions_leave(void);

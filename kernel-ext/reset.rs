@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Resets of a PCI function that its driver did not request. Their causes:
+//! Resets of a PCI function that its driver did not request. A reset may be caused by:
 //!
 //! - the administrator, through the sysfs file `reset`;
 //! - user space that used the device before;

@@ -134,9 +134,9 @@ static int (*init_of(bool v6))(struct sock *sk)
 
 /*
  * Replaces the sock's sk_prot_creator by TCP's struct proto. The sock must not keep the user's
- * module loaded, because TCP keeps the sock, and makes other socks from it, long after it was
- * closed. struct socket keeps the module loaded instead. Each operation calls this first, because
- * struct socket has its reference by then.
+ * module loaded, because TCP keeps the sock, and makes other socks from it, long after the sock was
+ * closed. struct socket keeps the module loaded instead. Each operation calls this function first,
+ * because struct socket has its reference to the module by then.
  */
 static void settle(struct sock *sk, bool v6)
 {
@@ -258,7 +258,7 @@ int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern,
 /*
  * The data are in i_private of the socket's inode, which sockfs does not use. The field
  * sk_user_data is not available, because other parts of the kernel that get the socket's descriptor
- * (sunrpc, kcm, sockmap) store their own pointers there.
+ * (sunrpc, kcm, sockmap) store their own pointers in that field.
  */
 void *extoll_sock_data(struct socket *sock)
 {

@@ -16,9 +16,9 @@ struct extoll_sock_alias;
 
 /*
  * Registers a protocol number of AF_INET, or AF_INET6 with v6, for stream sockets: TCP sockets with
- * other operations. One number per family. Returns an error pointer on failure. Both may sleep.
- * After unregistering, no lookup finds the number, and lookups that found it before do not use
- * owner or ops.
+ * other operations. Each family can have one such number. Returns an error pointer on failure. Both
+ * may sleep. After unregistering, no lookup finds the number, and lookups that found the number
+ * before do not use owner or ops.
  */
 struct extoll_sock_alias *extoll_sock_alias_register(bool v6, int protocol, struct module *owner,
 						     const struct proto_ops *ops);
@@ -31,9 +31,9 @@ int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern,
 		       const struct proto_ops *ops);
 
 /*
- * Data of a socket's operations. extoll_sock_data() returns them. extoll_sock_set_data() sets them
- * if there are none, otherwise returns the old data. extoll_sock_take_data() removes them. Any
- * context.
+ * Data of a socket's operations. extoll_sock_data() returns the data. extoll_sock_set_data() sets
+ * the data of a socket without data, otherwise returns the old data. extoll_sock_take_data()
+ * removes the data. Any context.
  */
 void *extoll_sock_data(struct socket *sock);
 void *extoll_sock_set_data(struct socket *sock, void *data);
@@ -89,8 +89,8 @@ struct extoll_sock_ends {
 };
 
 /*
- * References to the sock of a socket. They may outlive the socket. extoll_sock_hold() needs an
- * existing socket; the other functions can be called in any context.
+ * References to the sock of a socket. The references may outlive the socket. extoll_sock_hold()
+ * needs an existing socket; the other functions can be called in any context.
  */
 struct sock *extoll_sock_hold(struct socket *sock);
 void extoll_sock_put(struct sock *sk);
@@ -101,8 +101,8 @@ size_t extoll_msg_left(const struct msghdr *msg);
 /* Returns 0, or -EINVAL for control messages that TCP rejects. */
 int extoll_msg_check_control(struct sock *sk, struct msghdr *msg);
 /*
- * Hides all bytes of a message, so that TCP sees an empty one, and returns their number.
- * extoll_msg_show() restores them.
+ * Hides all bytes of a message, so that TCP sees an empty one, and returns the number of bytes.
+ * extoll_msg_show() restores the bytes.
  */
 size_t extoll_msg_hide(struct msghdr *msg);
 void extoll_msg_show(struct msghdr *msg, size_t left);
@@ -113,7 +113,7 @@ void extoll_msg_show(struct msghdr *msg, size_t left);
  */
 struct ubuf_info *extoll_zerocopy_begin(struct sock *sk, struct msghdr *msg);
 void extoll_zerocopy_end(struct ubuf_info *uarg, bool sent, bool copied);
-/* Reports the number of bytes left to read to a receiver that requested it. */
+/* Reports the number of unread bytes to a receiver that requested the number. */
 bool extoll_msg_wants_inq(const struct sock *sk, const struct msghdr *msg);
 void extoll_msg_answer_inq(struct sock *sk, struct msghdr *msg, int left);
 /* Copies bytes of memory that other CPUs or devices may access at the same time. Any context. */
@@ -122,7 +122,7 @@ void extoll_copy_bytes(void *to, const void *from, size_t len);
 ssize_t extoll_sock_splice_by_recvmsg(struct socket *sock, loff_t *pos,
 				      struct pipe_inode_info *pipe, size_t len, unsigned int flags);
 
-/* Adds an entry of the current task to the wait queue of a socket, or removes it. */
+/* Adds or removes an entry of the current task in the wait queue of a socket. */
 void extoll_sock_wait_begin(struct socket *sock, struct wait_queue_entry *entry);
 void extoll_sock_wait_end(struct socket *sock, struct wait_queue_entry *entry);
 /* Returns the time that operations wait, in jiffies. */
@@ -133,7 +133,10 @@ long extoll_sock_timeout(const struct sock *sk, bool send, bool nonblock);
  */
 unsigned int extoll_sock_busy_poll(const struct sock *sk);
 
-/* Wakes tasks that wait at the socket of a sock, if it still has one. Any context but NMI. */
+/*
+ * Wakes tasks that wait at the socket of a sock, if the sock still has a socket. Any context but
+ * NMI.
+ */
 #define EXTOLL_WAKE_READABLE 0
 #define EXTOLL_WAKE_WRITABLE 1
 #define EXTOLL_WAKE_ERROR 2
@@ -142,15 +145,21 @@ unsigned int extoll_sock_busy_poll(const struct sock *sk);
 #define EXTOLL_WAKE_HUNG_UP 5
 void extoll_sock_wake(struct sock *sk, unsigned int what);
 /*
- * extoll_sock_set_error() sets the pending error, a positive number, if there is none.
- * extoll_sock_error() reads it; extoll_sock_take_error() reads and clears it (0 or negative). Any
- * context.
+ * extoll_sock_set_error() sets the pending error, a positive number, unless an error is pending.
+ * extoll_sock_error() reads the error; extoll_sock_take_error() reads and clears it (0 or
+ * negative). Any context.
  */
 void extoll_sock_set_error(struct sock *sk, int error);
 int extoll_sock_error(const struct sock *sk);
 /* Returns true if there is a pending error or a message in the error queue. */
 bool extoll_sock_has_error(const struct sock *sk);
 int extoll_sock_take_error(struct sock *sk);
+/*
+ * Directions that are shut down (RCV_SHUTDOWN, SEND_SHUTDOWN). Any context can read them.
+ * extoll_sock_mark_ended() sets directions without sending a FIN, and sleeps.
+ */
+unsigned int extoll_sock_ended(const struct sock *sk);
+void extoll_sock_mark_ended(struct sock *sk, unsigned int directions);
 /*
  * Does what shutdown() does to a connected sock: RCV_SHUTDOWN, SEND_SHUTDOWN. Returns false without
  * an effect if the sock's lock is taken, because the holder may be copying from memory that never

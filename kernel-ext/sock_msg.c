@@ -68,7 +68,10 @@ void extoll_zerocopy_end(struct ubuf_info *uarg, bool sent, bool copied)
 		net_zcopy_put_abort(uarg, true);
 }
 
-/* These are in C because struct tcp_sock and struct msghdr are not in the generated bindings. */
+/*
+ * The functions below are in C because the generated bindings lack struct tcp_sock and struct
+ * msghdr.
+ */
 bool extoll_msg_wants_inq(const struct sock *sk, const struct msghdr *msg)
 {
 	return tcp_sk(sk)->recvmsg_inq || msg->msg_get_inq;

@@ -38,7 +38,7 @@ pub trait Files: Send + Sync + 'static {
     fn store(&self, id: u32, text: &str) -> Result;
 }
 
-/// A page of text. Its `write_str` fails when the page is full.
+/// A page of text. `write_str` fails when the page is full.
 pub struct Text<'a> {
     page: &'a mut [u8],
     used: usize,
@@ -54,7 +54,7 @@ impl Write for Text<'_> {
     }
 }
 
-/// One file. sysfs holds a pointer to `attribute`.
+/// File of a group. sysfs holds a pointer to `attribute`.
 #[repr(C)]
 struct File<T> {
     attribute: bindings::device_attribute,
@@ -68,8 +68,8 @@ struct File<T> {
 ///
 /// # Invariants
 ///
-/// The group exists in sysfs. It refers to `files` and `_names`, which are not changed. `owner` of
-/// all files points to `*_data`.
+/// The group exists in sysfs. The group refers to `files` and `_names`, which are not changed.
+/// `owner` of all files points to `*_data`.
 pub struct Group<T: Files> {
     device: ARef<device::Device>,
     name: &'static CStr,
@@ -151,10 +151,10 @@ impl<T: Files> Group<T> {
         let mut group = Self::group(name);
         group.__bindgen_anon_2.attrs = list.as_mut_ptr();
         // SAFETY: the device is bound, so its kobject is in sysfs. The group's list ends with a
-        // null pointer; its attributes have names that are C strings. Attributes and names live
-        // until the drop has removed the group; if this call fails, sysfs keeps no pointer to them.
-        // The group itself and the list are used during this call only. sysfs calls `show` and
-        // `store` for attributes of this list only, so with pointers into `File<T>`s.
+        // null pointer; the names of the attributes are C strings. Attributes and names live until
+        // the drop has removed the group; if this call fails, sysfs keeps no pointer to them. The
+        // group itself and the list are used during this call only. sysfs calls `show` and `store`
+        // for attributes of this list only, so with pointers into `File<T>`s.
         to_result(unsafe { bindings::sysfs_create_group(Self::kobject(device), &group) })?;
         // INVARIANT: the group has just been created.
         Ok(Self {

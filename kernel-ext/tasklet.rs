@@ -18,11 +18,11 @@ pub trait Soft: Send + Sync + 'static {
 }
 
 /// Value with a tasklet, which must not move in memory (for example `Arc<Tasklet<T>>`). The drop
-/// waits until a scheduled tasklet has run, then drops the value. It sleeps, so it needs process
-/// context without a lock that [`Soft::run`] takes.
+/// waits until a scheduled tasklet has run, then drops the value. The drop sleeps, so it needs
+/// process context without a lock that [`Soft::run`] takes.
 ///
 /// A bottom-half workqueue would do the same with several times as many instructions, which matters
-/// because each message of a peer schedules it.
+/// because each message of a peer schedules a tasklet.
 ///
 /// # Examples
 ///
@@ -78,9 +78,10 @@ impl<T: Soft> Tasklet<T> {
         }? E)
     }
 
-    /// Schedules one run on this CPU, as soon as softirqs may run; if called in a hard interrupt,
-    /// that is right after it. Any context except a non-maskable interrupt. In process context the
-    /// caller disables bottom halves; with them enabled, the run waits for the thread `ksoftirqd`.
+    /// Schedules one run on this CPU, as soon as softirqs may run; after a call in a hard
+    /// interrupt, the run directly follows that interrupt. Any context except a non-maskable
+    /// interrupt. In process context the caller should disable bottom halves; otherwise the run
+    /// waits for the thread `ksoftirqd`.
     #[inline]
     pub fn schedule(&self) {
         // SAFETY: the tasklet was initialised by the type invariant; the drop waits for a scheduled
@@ -100,7 +101,7 @@ impl<T: Soft> Deref for Tasklet<T> {
 
 /// # Safety
 ///
-/// Only the tasklet of a [`Tasklet`] may call this.
+/// Only the tasklet of a [`Tasklet`] may call this function.
 unsafe extern "C" fn run<T: Soft>(tasklet: *mut bindings::tasklet_struct) {
     // SAFETY: by the function's requirements the pointer is the field `raw` of a `Tasklet<T>`, and
     // `Opaque` is transparent. The object is alive, because its drop waits for this call.

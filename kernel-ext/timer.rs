@@ -110,7 +110,7 @@ impl<T: Expire> Deref for Timed<T> {
 
 /// # Safety
 ///
-/// Only the timer of a [`Timed`] may call this.
+/// Only the timer of a [`Timed`] may call this function.
 unsafe extern "C" fn run<T: Expire>(timer: *mut bindings::hrtimer) -> bindings::hrtimer_restart {
     // SAFETY: by the function's requirements the pointer is the field `timer` of a `Timed<T>`, and
     // `Opaque` is transparent. The object is alive, because its drop waits for this call.
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn the_drop_ends_it() -> Result {
-        // One timer is armed for later; the other one arms itself again without end.
+        // One timer is armed for later; the other timer arms itself again without end.
         let (late, never) = count(0)?;
         late.arm(Delta::from_millis(10));
         drop(late);

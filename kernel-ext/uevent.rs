@@ -22,8 +22,8 @@ pub fn changed(device: &device::Device, variables: &[&CStr]) -> Result {
     for (place, variable) in list.iter_mut().zip(variables) {
         *place = variable.as_char_ptr().cast_mut();
     }
-    // SAFETY: the caller's reference keeps the device. The list ends with a null pointer. Its
-    // strings live during the call and are not changed by it.
+    // SAFETY: the caller's reference keeps the device. The list ends with a null pointer. The
+    // strings live during the call, which does not change them.
     to_result(unsafe {
         bindings::kobject_uevent_env(
             &raw mut (*raw(device)).kobj,

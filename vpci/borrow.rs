@@ -49,7 +49,7 @@ impl Nic {
         index: u16,
     ) -> Result<Option<(Incarnation, Device)>> {
         let until = self.after(LIST_MS);
-        // One request at a time.
+        // Only one request may be outstanding at a time.
         let _alone = self.asking.lock();
         let ask = |this: &Self| {
             this.with_machines(|machines, now| machines.borrower.list(now, node, index, until))
@@ -162,8 +162,8 @@ impl Nic {
         Ok(translated.then(conf::map_bytes))
     }
 
-    /// Returns a device. Its driver has been unbound when this function returns. May sleep for a
-    /// long time.
+    /// Returns a device to its lender. The device's driver has been unbound when this function
+    /// returns. May sleep for a long time.
     ///
     /// # Errors
     ///
@@ -270,7 +270,8 @@ impl Nic {
         }
     }
 
-    /// Returns one device whose return was requested. Returns whether there was one.
+    /// Returns a device to its lender if its return was requested. The result is false if no return
+    /// was requested.
     fn return_unwanted(&self) -> bool {
         let lease = {
             let leases = self.leases.lock();
@@ -308,7 +309,7 @@ impl Nic {
     }
 
     /// Disconnects the windows of lost devices, and stops DMA of devices whose lease has ended.
-    /// These actions have a work item of their own (2), because they must not wait for drivers and
+    /// These actions have a separate work item (2), because they must not wait for drivers and
     /// resets. May sleep.
     pub(crate) fn cut(&self) {
         let ended = |lease: &&Arc<Lease>| {
@@ -323,8 +324,8 @@ impl Nic {
         }
         drop(leases);
         for (name, device) in self.offered.lock().iter() {
-            // DMA is stopped with the lock held, so that the device cannot be lent again before
-            // that.
+            // DMA is stopped with the lock held, so that the device is not lent again before DMA
+            // has stopped.
             self.with_machines(|machines, _| {
                 if machines.lender.state(*name) == Some(OfferState::Fencing) {
                     device.stop();

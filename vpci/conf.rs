@@ -42,8 +42,8 @@ pub(crate) fn parameters() -> [Param; 5] {
     ]
 }
 
-/// Returns the time for which interval numbers stay reserved if the other end has not confirmed
-/// that it released them.
+/// Returns the time for which interval numbers stay reserved if the other end has not confirmed the
+/// release.
 pub(crate) fn quarantine() -> Delta {
     Delta::from_nanos(limits().quarantine as i64)
 }

@@ -198,8 +198,8 @@ impl OfferedDevice {
     }
 }
 
-/// PCI driver of devices that this node lends. It binds only to devices to whose `driver_override`
-/// an administrator has written "vpci".
+/// PCI driver of devices that this node lends. The driver binds only to devices to whose
+/// `driver_override` an administrator has written "vpci".
 pub(crate) struct LenderDriver;
 
 kernel::pci_device_table!(

@@ -67,7 +67,7 @@ struct Vpci {
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP`: this kernel does not support them. The log contains the reason.
+/// `EOPNOTSUPP`: this kernel does not support such host bridges. The log contains the reason.
 fn supported() -> Result {
     match pci_host::unsupported() {
         Some(why) => {

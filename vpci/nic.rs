@@ -268,7 +268,7 @@ impl Expire for TimerEvents {
     }
 }
 
-/// A bound NIC. Its drop ends all leases and may sleep.
+/// A bound NIC. The drop ends all leases and may sleep.
 pub(crate) struct Bound(Arc<Nic>);
 
 impl Bound {

@@ -106,7 +106,7 @@ pub(crate) fn offer_by_others(nic: &Arc<Nic>) {
     });
 }
 
-/// Adds a device and lets the first NIC offer it, if there is one. May sleep.
+/// Adds a device and lets the first NIC offer the device, if a NIC is bound. May sleep.
 ///
 /// # Errors
 ///

@@ -5,8 +5,8 @@
 //!
 //! The memory is pinned and registered for one transfer, and counts as locked memory of the
 //! process. Only whole pages are registered, because a registration exposes whole pages to the NIC,
-//! and to nodes that may use the port. Functions take the connection's lock, and must not sleep
-//! unless documented otherwise.
+//! and to nodes that may use the port. Functions take the connection's lock. The comment of a
+//! function says if it may sleep.
 
 use super::{
     conn::{Conn, Inner},

@@ -182,7 +182,7 @@ const HOSTS: u16 = 256;
 /// Time in ns after which unused rings are freed.
 const IDLE: u64 = 2_000_000_000;
 
-/// A bound NIC. Its drop ends the data path and may sleep.
+/// A bound NIC. The drop ends the data path and may sleep.
 pub(crate) struct Bound {
     nic: Arc<Nic>,
     _flush: work::FlushOnDrop,

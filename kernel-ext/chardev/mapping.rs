@@ -36,7 +36,7 @@ pub enum Cache {
     WriteBack,
     /// Stores may be merged; for requester pages.
     WriteCombining,
-    /// Neither cached nor merged; for registers.
+    /// Uncached and unmerged accesses; for registers.
     Uncached,
 }
 

@@ -113,9 +113,9 @@ impl Stats64 {
     }
 }
 
-/// Bytes that [`TxQueue::bql_sent`](super::TxQueue::bql_sent) charged to the byte queue limit. They
-/// are returned exactly once, through [`BqlDone`]. If a token is dropped instead, its bytes stay
-/// charged until the interface goes down.
+/// Bytes that [`TxQueue::bql_sent`](super::TxQueue::bql_sent) charged to the byte queue limit. The
+/// bytes are returned exactly once, through [`BqlDone`]. If a token is dropped instead, its bytes
+/// stay charged until the interface goes down.
 #[must_use = "the queue stays charged with these bytes"]
 #[derive(Debug)]
 pub struct BqlToken {

@@ -51,7 +51,8 @@ impl Sysctls {
     }
 }
 
-/// Files of a namespace. The drop removes them and waits for readers and writers. It may sleep.
+/// Files of a namespace. The drop removes the files and waits for readers and writers. The drop may
+/// sleep.
 ///
 /// # Invariants
 ///

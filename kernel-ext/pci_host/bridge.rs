@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Host bridge: making and removing it.
+//! Creation and removal of a host bridge.
 
 use super::{
     calls, config,
@@ -40,7 +40,7 @@ struct Made {
     /// Number of `resources` that have been inserted into the kernel's resource tree.
     inserted: usize,
     linked: bool,
-    /// Number of accepted devices, or the error of the first rejected one.
+    /// Number of accepted devices, or the error of the first rejected device.
     found: Result<u32>,
 }
 
@@ -66,9 +66,9 @@ struct Bridge {
     vectors: u32,
 }
 
-/// Host bridge. The drop removes it, like [`HostBridge::remove`]. It must be removed before the
-/// parent's driver is unbound. Otherwise that driver could not release the BAR that contains the
-/// windows, and could not be bound again.
+/// Host bridge. The drop removes the bridge, like [`HostBridge::remove`]. The bridge must be
+/// removed before the parent's driver is unbound. Otherwise that driver could not release the BAR
+/// that contains the windows, and could not be bound again.
 pub struct HostBridge {
     bridge: Pin<KBox<Bridge>>,
     interrupts: Arc<Interrupts>,
@@ -103,7 +103,7 @@ impl HostBridge {
         Self::prepare(parent, windows, vectors, pool, functions)?.begin()
     }
 
-    /// Prepares a bridge for [`Prepared::begin`], which makes it. Unlike for [`HostBridge::new`],
+    /// Prepares a bridge that [`Prepared::begin`] makes later. Unlike for [`HostBridge::new`],
     /// `parent` need not be proven bound while drivers are probed.
     ///
     /// # Errors
@@ -195,15 +195,15 @@ impl HostBridge {
     }
 
     /// Removes the bridge while the devices still answer: unbinds drivers, removes devices, drops
-    /// the functions. Drivers of the devices must not call this. Process context without locks;
-    /// sleeps until the drivers are unbound. Later calls have no effect.
+    /// the functions. Drivers of the devices must not call this function. Process context without
+    /// locks; sleeps until the drivers are unbound. Later calls have no effect.
     pub fn remove(&self) {
         self.bridge.end(false);
     }
 
-    /// Removes the bridge after the devices became unreachable. Like [`HostBridge::remove`], but
-    /// first marks all devices, so that accesses to configuration space fail at once, and notifies
-    /// their drivers (`error_detected`, permanent failure) before it unbinds them.
+    /// Removes the bridge after the devices became unreachable. First marks all devices, so that
+    /// accesses to configuration space fail at once, and notifies their drivers (`error_detected`,
+    /// permanent failure). Then removes the bridge like [`HostBridge::remove`].
     pub fn lost(&self) {
         self.bridge.end(true);
     }
@@ -419,8 +419,8 @@ impl Bridge {
         let bridge = made.bridge;
         // SAFETY: `attach` set up the bridge.
         to_result(unsafe { bindings::pci_scan_root_bus_bridge(bridge) }).inspect_err(|_| {
-            // After an error the bridge has no bus.
-            // SAFETY: the bridge is not registered, so the PCI core does not use it.
+            // After an error the bridge has no bus. SAFETY: the PCI core does not use a bridge that
+            // is not registered.
             unsafe { (*bridge).bus = ptr::null_mut() }
         })?;
         // SAFETY: the bridge is registered, so it has a bus.
@@ -457,7 +457,8 @@ impl Bridge {
     /// Removes the devices and the bridge from the PCI core. The caller holds the lock of rescans
     /// and removals, or the thread that holds it waits for the caller.
     fn detach(&self) {
-        // SAFETY: callers have `phase` locked, or the thread that has it locked waits for them.
+        // SAFETY: the caller has locked `phase`, or the thread that has locked `phase` waits for
+        // the caller.
         let made = unsafe { self.made() };
         let bridge = made.bridge;
         // SAFETY: `scan` registered the bridge.

@@ -6,14 +6,14 @@ use super::{shared::Shared, Width};
 use crate::bindings;
 use kernel::prelude::*;
 
-/// Results of the operations, as the PCI core defines them.
+/// Results of the operations, with the values of the PCI core.
 const SUCCESSFUL: c_int = 0;
 const BAD_REGISTER: c_int = 0x87;
 const NOT_FOUND: c_int = 0x86;
 /// Size of PCIe configuration space in bytes.
 const END: u32 = 4096;
-/// Register of the interrupt pin. It is read as 0, so that drivers do not wait for interrupts of
-/// pins.
+/// Register of the interrupt pin. The register reads as 0, so that drivers do not wait for
+/// interrupts of pins.
 const INTERRUPT_PIN: u16 = 0x3d;
 
 /// Table of operations. A bus with this table belongs to a bridge of this module.
@@ -30,7 +30,7 @@ static OPERATIONS: Operations = Operations(bindings::pci_ops {
 
 /// Returns the table that all bridges of this module use.
 pub(super) fn operations() -> *mut bindings::pci_ops {
-    // The PCI core does not change it.
+    // The PCI core does not change the table.
     (&raw const OPERATIONS.0).cast_mut()
 }
 

@@ -131,7 +131,7 @@ impl Direct {
         let Some(run) = run else {
             return false;
         };
-        // SAFETY: `map` linked the run with one call. Only one caller can close it.
+        // SAFETY: `map` linked the run with one call. Only one caller can close a run.
         unsafe { self.map.unlink(position, bytes, run.owner.direction) };
         self.state.lock().free(run.first);
         true

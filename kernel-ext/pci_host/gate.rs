@@ -107,13 +107,14 @@ pub struct Accesses {
     pub failed: u64,
 }
 
-/// Functions of a bridge, with a flag that ends access to them. See the module's documentation.
+/// Functions of a bridge, with a flag that ends access to these functions. See the module's
+/// documentation.
 ///
 /// # Invariants
 ///
 /// `functions` is changed only by [`FunctionsGate::close`], after a grace period that begins when
-/// `open` is cleared. It is read only in an RCU read-side critical section in which `open` was seen
-/// to be set.
+/// `open` is cleared. `functions` is read only in an RCU read-side critical section that has found
+/// `open` set.
 pub(super) struct FunctionsGate {
     open: AtomicFlag,
     functions: UnsafeCell<Option<Arc<dyn Functions>>>,
@@ -201,8 +202,8 @@ impl FunctionsGate {
         }
     }
 
-    /// Ends access to the functions and drops them. When this method returns, no call of the
-    /// functions is running. Must not be called concurrently. Sleeps.
+    /// Ends access to the functions and drops the functions. When this method returns, no call of
+    /// the functions is running. Must not be called concurrently. Sleeps.
     pub(super) fn close(&self) {
         self.open.store(false, Release);
         rcu::synchronize_rcu();

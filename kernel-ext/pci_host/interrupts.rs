@@ -32,12 +32,12 @@ static LOCK_NAME: &CStr = c"extoll_vectors";
 
 type Vectors = SlotAllocator<(), KVec<Slot<()>>, KVec<u64>>;
 
-/// Interrupts of a bridge. Its methods have no effect after the bridge was removed.
+/// Interrupts of a bridge. The methods have no effect after the bridge was removed.
 ///
 /// # Invariants
 ///
-/// `domain` is null, or a domain whose host data is this object. It is freed a grace period after
-/// the pointer was cleared.
+/// `domain` is null, or a domain whose host data is this object. The domain is freed a grace period
+/// after the pointer was cleared.
 #[pin_data]
 pub struct Interrupts {
     domain: Atomic<*mut bindings::irq_domain>,
@@ -152,8 +152,8 @@ impl Interrupts {
         self.fired.add(u64::from(done == 0), Relaxed);
     }
 
-    /// Calls the handlers of a vector if it is requested. Context: hard interrupts, or any other
-    /// context that allows an RCU read-side critical section.
+    /// Calls the handlers of a vector if it is requested. May be called in hard interrupts, or in
+    /// any other context that allows an RCU read-side critical section.
     pub fn fire(&self, vector: u32) {
         let _grace = rcu::read_lock();
         if let Some((word, bit)) = self.bit(vector) {
@@ -175,10 +175,10 @@ impl Interrupts {
         }
     }
 
-    /// Calls the handlers of requested vectors, from vector `from` upwards, then the vectors before
-    /// it. Calls `more` before each vector. Returns `None` after all vectors, or the next vector if
-    /// `more` returned false. Hard interrupts, or any other context that allows an RCU read-side
-    /// critical section.
+    /// Calls the handlers of requested vectors, from vector `from` upwards, then those of the lower
+    /// vectors. Calls `more` before each vector. Returns `None` after all vectors. If `more`
+    /// returned false, returns the vector that is next. May be called in hard interrupts, or in any
+    /// other context that allows an RCU read-side critical section.
     pub fn fire_while(&self, from: u32, mut more: impl FnMut() -> bool) -> Option<u32> {
         let _grace = rcu::read_lock();
         let words = self.requested.len() as u32;
@@ -215,7 +215,7 @@ impl Interrupts {
         self.fired.load(Relaxed)
     }
 
-    /// Allocates consecutive vectors and returns the first one. Each vector is freed separately.
+    /// Allocates consecutive vectors and returns the first vector. Each vector is freed separately.
     fn take(&self, count: usize) -> Option<usize> {
         let mut vectors = self.vectors.lock();
         // The vectors are aligned, because a device with plain MSI sets the low bits itself.
@@ -243,8 +243,8 @@ impl Interrupts {
         }
     }
 
-    /// Records whether a vector is requested. Other CPUs may do so for other vectors at the same
-    /// time.
+    /// Records whether a vector is requested. Other CPUs may change the bits of other vectors at
+    /// the same time.
     fn note(&self, vector: usize, requested: bool) {
         let Some((word, bit)) = self.bit(vector as u32) else {
             return;
@@ -381,7 +381,7 @@ unsafe extern "C" fn set_affinity(
     // SAFETY: by the function's requirements `data` is valid; the interrupt core has locked the
     // descriptor.
     unsafe { bindings::extoll_msi_effective(data, home) };
-    // The message stays the same.
+    // The message of the vector does not change.
     bindings::IRQ_SET_MASK_OK_DONE as c_int
 }
 

@@ -48,7 +48,7 @@ pub unsafe trait PageMap: Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// One call of [`PageMap::link`] linked exactly these pages, in this direction.
+    /// Exactly these pages were linked by one call of [`PageMap::link`], in the same direction.
     unsafe fn unlink(&self, at: usize, bytes: usize, direction: DataDirection);
 }
 
@@ -71,7 +71,7 @@ pub struct Contiguous {
 
 // SAFETY: the pages are not tied to a thread, and they are accessed through raw pointers only.
 unsafe impl Send for Contiguous {}
-// SAFETY: all accesses tolerate concurrent ones; like accesses of a device, they may be torn.
+// SAFETY: all accesses tolerate concurrent accesses, and may be torn like accesses of a device.
 unsafe impl Sync for Contiguous {}
 
 impl Contiguous {
@@ -110,20 +110,20 @@ impl Contiguous {
         }
     }
 
-    /// Copies bytes out, like a device that reads them. Any context.
+    /// Copies bytes from the memory, like a device that reads. Any context.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the range exceeds the memory.
     pub fn read(&self, at: usize, to: &mut [u8]) -> Result {
         let from = self.part(at, to.len())?;
-        // SAFETY: both ranges are valid for `to.len()` bytes. They do not overlap, because no
+        // SAFETY: both ranges are valid for `to.len()` bytes. The ranges do not overlap, because no
         // reference to this memory exists.
         unsafe { core::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
 
-    /// Copies bytes in, like a device that writes them. Any context.
+    /// Copies bytes to the memory, like a device that writes. Any context.
     ///
     /// # Errors
     ///

@@ -17,8 +17,8 @@
 //! selects a driver. Devices that a later rescan finds get them in the same way.
 //!
 //! Dropping a bridge first removes the devices. Then the bridge stops calling [`Functions`], frees
-//! the interrupts, and finally frees the pool. If a reference to one of its objects is left by
-//! then, the bridge leaks the memory that the object uses, and logs this.
+//! the interrupts, and finally frees the pool. If a reference to an object of the bridge is left by
+//! then, the bridge leaks the memory that the object uses, and logs the leak.
 //! # Examples
 //!
 //! ```

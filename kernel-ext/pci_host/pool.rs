@@ -13,9 +13,9 @@
 //! With a [`PageMap`], which needs an IOMMU, whole pages are mapped directly. That costs a search
 //! and a change of the IOMMU's tables, but no copy. All other memory is copied:
 //!
-//! A mapping occupies consecutive slots of 2 KiB. Its address has the same offset in its page as
-//! the driver's memory. Freed slots are cleared as a whole, so a device can see neither data of
-//! earlier mappings nor other memory.
+//! A mapping occupies consecutive slots of 2 KiB. The address of the mapping has the same offset
+//! within a page as the driver's memory. Freed slots are cleared as a whole, so a device can see
+//! neither data of earlier mappings nor other memory.
 
 use super::{direct::Direct, peers, PageMap, PoolMemory};
 use crate::{bindings, mem::PAGE};
@@ -129,7 +129,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Makes a pool of memory that devices access at `base`, and clears it. May sleep.
+    /// Makes a pool of memory that devices access at address `base`, and clears the memory. May
+    /// sleep.
     ///
     /// # Errors
     ///
@@ -246,7 +247,7 @@ impl Pool {
     }
 
     /// Copies `bytes` bytes between RAM and the pool. The run of slots at `position` contains all
-    /// of them.
+    /// `bytes` bytes.
     fn copy(&self, position: usize, phys: u64, bytes: usize, to_device: bool) {
         // SAFETY: no preconditions.
         let ram = unsafe { bindings::extoll_ram(phys, bytes) }.cast::<u8>();
@@ -285,7 +286,7 @@ impl Pool {
     /// Returns the maximum size of a mapping that drivers should request.
     pub(super) fn largest(&self) -> usize {
         let most = (self.bytes() / PART).min(LARGEST);
-        // One page less, because a mapping need not begin at a page.
+        // One page is subtracted, because a mapping need not begin at a page boundary.
         (most & !(PAGE - 1)).saturating_sub(PAGE).max(PAGE)
     }
 

@@ -18,14 +18,14 @@ const BARS: usize = 6;
 const PATIENCE: u32 = 200;
 const PAUSE: Delta = Delta::from_millis(10);
 
-/// State to which objects of the PCI core refer. It lives as long as they do.
+/// State to which objects of the PCI core refer. The state lives as long as these objects.
 #[pin_data]
 pub(super) struct Shared {
     #[pin]
     pub(super) host: Opaque<bindings::extoll_pci_host>,
     pub(super) gate: Arc<FunctionsGate>,
     pub(super) pool: Arc<Pool>,
-    /// Bus number, then the windows. Elements do not move in memory.
+    /// Resources of the bridge: the bus number, then the windows. Elements do not move in memory.
     pub(super) resources: KVec<Opaque<bindings::resource>>,
 }
 
@@ -53,8 +53,8 @@ pub(super) fn added(pdev: *mut bindings::pci_dev) {
     // SAFETY: the device is alive. The table identifies the bridges of this module.
     let host = unsafe { bindings::extoll_pci_host_of(pdev, config::operations().cast()) };
     if !host.is_null() {
-        // SAFETY: the device is being added, so no driver is bound. Its bus has the `sysdata` that
-        // the operations need.
+        // SAFETY: the device is being added, so no driver is bound. The device's bus has the
+        // `sysdata` that the operations need.
         unsafe { bindings::extoll_pci_dma_set(pdev) };
     }
 }

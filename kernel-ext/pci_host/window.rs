@@ -8,7 +8,8 @@ use kernel::prelude::*;
 /// CPU addresses that reach BARs of devices behind a bridge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Window {
-    /// First CPU address. It is in a BAR of the parent, if the parent is a PCI device or below one.
+    /// First CPU address. If the parent is a PCI device or below a PCI device, the address is in a
+    /// BAR of that device.
     pub cpu: u64,
     /// First address on the bus of the devices, where their BARs are.
     pub bus: u64,

@@ -15,11 +15,11 @@ use kernel::{
     workqueue::{Work, WorkItem},
 };
 
-/// Name of the lock class. It is one static object, because lockdep compares names by address and
-/// generic code may contain several copies of a literal.
+/// Name of the lock class. The name is one static object, because lockdep compares names by address
+/// and generic code may contain several copies of a literal.
 static LOCK_NAME: &CStr = c"extoll_deferred";
 
-/// Value with the work item that drops it.
+/// Value with the work item that drops the value.
 #[pin_data]
 struct Slot<T: Send + 'static> {
     value: T,
@@ -39,17 +39,17 @@ impl<T: Send + 'static> WorkItem for Slot<T> {
     }
 }
 
-/// Value that may be dropped in any context, although its destructor sleeps or takes locks that are
-/// held there. The drop queues a work item, which drops the value soon in process context. The work
-/// item is allocated together with the value, so the drop allocates nothing.
+/// Value that may be dropped in any context, although its destructor sleeps or takes locks that the
+/// dropping context holds. The drop queues a work item, which drops the value soon in process
+/// context. The work item is allocated together with the value, so the drop allocates nothing.
 ///
 /// Intended for handles in structures of softirqs, RCU or sockets: a port, a region, or an `Arc` of
 /// an object that is removed with its last reference.
 ///
 /// The work item is on the queue of all work items of the drivers ([`super::enqueue`]). The
 /// destructors are code of the module that drops the values. Such a module keeps a
-/// [`super::FlushOnDrop`] and drops it last, which waits for the destructors. In `extoll.ko`,
-/// [`super::Owner`] drains the queue itself.
+/// [`super::FlushOnDrop`] and drops that object last; this drop waits for the destructors. In
+/// `extoll.ko`, [`super::Owner`] drains the queue itself.
 ///
 /// # Examples
 ///

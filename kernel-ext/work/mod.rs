@@ -53,8 +53,8 @@ fn with_queue<R>(queue: &RawQueue, f: impl FnOnce(&Queue) -> R) -> R {
 }
 
 /// Queues a work item on the queue of all work items of the drivers. That queue is unbound and has
-/// a rescuer thread for memory shortage. Without an [`Owner`] it is the system's unbound queue.
-/// Returns an item that is already queued. Any context.
+/// a rescuer thread for memory shortage. Without an [`Owner`] the system's unbound queue is used.
+/// Returns the item if it is already queued. Any context.
 pub fn enqueue<W, const ID: u64>(item: W) -> W::EnqueueOutput
 where
     W: RawWorkItem<ID> + Send + 'static,
@@ -80,9 +80,9 @@ where
     with_queue(&WAITING, |queue| queue.enqueue_delayed(item, delay))
 }
 
-/// Returns the queue for work items that unbind a device and bind it again. It is a separate queue,
-/// because unbinding waits for items of the other queues. Without an [`Owner`] it is the system's
-/// unbound queue.
+/// Returns the queue for work items that unbind a device and bind it again. A separate queue is
+/// needed, because unbinding waits for items of the other queues. Without an [`Owner`] the function
+/// returns the system's unbound queue.
 pub(crate) fn reset_queue() -> *mut kernel::bindings::workqueue_struct {
     current(&RESETS)
 }
@@ -124,8 +124,8 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // An item may queue another one on a later queue of this list, or on the queue before its
-        // own. `flush_all` completes the latter.
+        // An item may queue another item on a later queue of this list, or on the queue before its
+        // own. `flush_all` completes items on an earlier queue.
         flush_all();
         for queue in [&RESETS, &WAITING, &QUEUE] {
             let own = queue.load(Relaxed);
@@ -140,7 +140,8 @@ impl Drop for Owner {
                     fsleep(Delta::from_millis(1));
                 }
                 // SAFETY: `new` made the queue. The grace period has elapsed since the pointer was
-                // cleared, so the queue is not found any more; no thread flushes it.
+                // cleared, so other threads cannot find the queue any more. No thread flushes the
+                // queue.
                 unsafe { bindings::destroy_workqueue(own) };
             }
         }
@@ -223,7 +224,7 @@ where
     }
 }
 
-/// Cancels a delayed work item without sleeping, and does not wait for a running one. Returns true
+/// Cancels a delayed work item without sleeping, and does not wait for a running item. Returns true
 /// if the item was pending. Any context, except hard interrupt handlers that interrupted the
 /// workqueue code.
 pub fn cancel_delayed<T, const ID: u64>(item: &Arc<T>) -> bool

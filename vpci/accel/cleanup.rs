@@ -56,7 +56,7 @@ pub(crate) struct Cleanup {
     free: bool,
     /// Time of the next attempt to clean up.
     next: Time,
-    /// Pause in nanoseconds between the next attempt and the one after it.
+    /// Pause in nanoseconds that follows the next attempt.
     pause: u64,
     /// Time by which accesses in flight have ended; `None` while intervals may still lead to this
     /// node.
@@ -156,7 +156,7 @@ impl Nic {
     }
 
     /// Continues the clean-up at an accelerator that may still access this node, or whose lease
-    /// word may name it.
+    /// word may name this node.
     fn retry(&self, cleanup: &mut Cleanup) {
         // Another thread that holds the mutex writes the same registers. A later attempt succeeds.
         let Some(_alone) = self.accelerating.try_lock() else {

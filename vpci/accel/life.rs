@@ -190,7 +190,8 @@ impl Nic {
         });
     }
 
-    /// Closes all intervals of this node's device and resets it. May sleep.
+    /// Closes all intervals of a device that this node has borrowed, and resets the device. May
+    /// sleep.
     pub(super) fn shut_accelerator(
         &self,
         remote: &Remote,
@@ -221,7 +222,7 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// `EBUSY`: its driver is being bound, or another thread returns it.
+    /// `EBUSY`: the device's driver is being bound, or another thread is returning the device.
     pub(crate) fn return_accelerator(&self, lease: &Arc<Lease>) -> Result {
         if !lease.claim() {
             return Err(EBUSY);

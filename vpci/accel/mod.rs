@@ -3,11 +3,11 @@
 //! Leases of devices behind NICs without a host ("accelerators"). This node sets up both ends by
 //! itself (docs/vpci.md, *Accelerator nodes*).
 //!
-//! The commands borrow, list, reclaim, enrol and return run in a system call. They hold the mutex
-//! `accelerating` while they write registers of an accelerator's NIC. They do not hold it while a
-//! driver is bound or unbound, which may take arbitrarily long. Work item 3 checks the lease words
-//! and disconnects lost devices at once. Work item 4 ends the leases of lost devices, and finishes
-//! clean-ups that failed before.
+//! The commands borrow, list, reclaim, enrol and return run in a system call. The commands hold the
+//! mutex `accelerating` while they write registers of an accelerator's NIC. The mutex is not held
+//! while a driver is bound or unbound, which may take arbitrarily long. Work item 3 checks the
+//! lease words and disconnects lost devices at once. Work item 4 ends the leases of lost devices,
+//! and finishes clean-ups that failed before.
 
 mod cleanup;
 mod life;
@@ -98,7 +98,7 @@ impl Accelerator {
     }
 
     /// Claims the exclusive right to bind the driver or to end the lease. Returns false if another
-    /// thread has it.
+    /// thread has the right.
     pub(crate) fn claim(&self) -> bool {
         !self.busy.xchg(true, Relaxed)
     }
@@ -371,8 +371,8 @@ impl Nic {
         word.is_ok_and(|word| LeaseRecord::parse(word).is_some())
     }
 
-    /// Closes all intervals and examines the device. Also returns the interval numbers that may be
-    /// in use, as a bit set. May sleep.
+    /// Closes all intervals and examines the device. The second value is the set of interval
+    /// numbers that may be in use. May sleep.
     fn examine(&self, remote: &Remote, record: LeaseRecord) -> Result<(Found, u64)> {
         let used = remote.read(INTERVALS)?;
         self.shut(remote, record)?;
@@ -443,7 +443,7 @@ impl Nic {
     /// # Errors
     ///
     /// `ENXIO`: the node is not an accelerator node. `ENOENT`: the device is free. `EBUSY`: this
-    /// node has borrowed the device, or another node is claiming it.
+    /// node has borrowed the device, or another node is claiming the device.
     pub(crate) fn reclaim_accelerator(&self, node: NodeId, down: bool) -> Result {
         let _alone = self.accelerating.lock();
         let remote = self.remote(node)?;
@@ -463,7 +463,7 @@ impl Nic {
             remote.reset(&found.reset)
         });
         if reset.is_err() {
-            // The next borrower resets the device, or cannot borrow it.
+            // The next borrower resets the device, or fails to borrow the device.
             pr_warn!("node {}: its device could not be reset\n", remote.node.0);
         }
         self.still(remote, record)?;

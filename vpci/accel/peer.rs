@@ -65,16 +65,16 @@ impl Nic {
         }
     }
 
-    /// Allows the device in domain `of` to access the BARs of the device in domain `to`. Both must
-    /// be devices of accelerators. The driver of the first device can then map these BARs for it.
-    /// May sleep.
+    /// Allows the device in domain `of` to access the BARs of the device in domain `to`. Both
+    /// devices must be devices of accelerators. The driver of the first device can then map these
+    /// BARs for DMA by that device. May sleep.
     ///
     /// # Errors
     ///
     /// `ENXIO`: no such domain. `EOPNOTSUPP`: a device is of a node with a host. `EINVAL`: both
     /// devices are the same. `EISCONN`: the access exists already. `ENOSPC`: no interval numbers or
-    /// addresses are left, or the device has the maximum of accesses. Others are errors of register
-    /// accesses.
+    /// addresses are left, or the device has the maximum of accesses. Other errors are those of
+    /// register accesses.
     pub(crate) fn join(&self, of: u32, to: u32) -> Result {
         let _alone = self.accelerating.lock();
         let (of, to) = (self.end(of)?, self.end(to)?);
@@ -160,7 +160,8 @@ impl Nic {
     }
 
     /// Ends the access from one device to another, if it exists. A lost NIC is not written to.
-    /// Interval numbers that it may still use stay reserved until `reclaim` with `down` frees them.
+    /// Interval numbers that a lost NIC may still use stay reserved until `reclaim` with `down`
+    /// frees them.
     fn end_access(&self, of: &End, to: &End) {
         let (here, there) = (&of.accelerator, &to.accelerator);
         let Some(peer) = here.peer(there.remote.node) else {

@@ -32,8 +32,8 @@
 //! and may sleep. `fork`, `dup` and `SCM_RIGHTS` share the file and therefore the data. Operations
 //! run concurrently, on any CPU, without a lock: data that they change need locks or atomics.
 //!
-//! Softirqs and timers hold no reference to the file and cannot access the data. They need a
-//! separate reference-counted object, and an [`Endpoint`] for access to the sock.
+//! Softirqs and timers hold no reference to the file and cannot access the data. A softirq or timer
+//! needs a separate reference-counted object, and an [`Endpoint`] for access to the sock.
 //!
 //! # Data paths besides TCP
 //!

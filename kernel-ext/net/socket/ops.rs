@@ -57,7 +57,8 @@ pub trait Operations: Sized + 'static {
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Decides about a request for the peer's address (`getpeername`). On success TCP answers it.
+    /// Decides about a request for the peer's address (`getpeername`). On success TCP answers the
+    /// request.
     fn peer_name(sock: &Socket<'_, Self>) -> Result {
         let _ = sock;
         kernel::build_error!(VTABLE_DEFAULT_ERROR)
@@ -169,12 +170,12 @@ impl<'a, T: Operations> Socket<'a, T> {
             if ptr.is_null() {
                 ptr = new.cast();
             } else {
-                // SAFETY: the data were made above and are not shared. They stay pinned.
+                // SAFETY: the data were made above and are not shared. The data stay pinned.
                 drop(unsafe { Pin::new_unchecked(KBox::from_raw(new)) });
             }
         }
-        // SAFETY: this function sets the data of a socket with `T`'s operations to a `T::Data`.
-        // They live until the release, which by the function's requirements does not run.
+        // SAFETY: this function sets the data of a socket with `T`'s operations to a `T::Data`. The
+        // data live until the release, which by the function's requirements does not run.
         let data = unsafe { Pin::new_unchecked(&*ptr.cast::<T::Data>()) };
         Ok(Self { tcp, data })
     }

@@ -15,8 +15,8 @@ use kernel::{error::from_result, module::this_module, prelude::*, ModuleMetadata
 /// # Safety
 ///
 /// Only operations may call this function, for their socket. The same applies to all functions
-/// below. The socket layer calls them with a reference to the file; the worker of a sockmap calls
-/// `sendmsg` without one, and TCP's release waits for it.
+/// below. The socket layer calls the operations with a reference to the file. Only the worker of a
+/// sockmap calls `sendmsg` without a reference, and TCP's release waits for that worker.
 unsafe fn socket<'a, T: Operations>(sock: *mut bindings::socket) -> Result<Socket<'a, T>> {
     // SAFETY: by the function's requirements the socket stays valid; with these operations it has a
     // TCP sock.
@@ -28,7 +28,7 @@ unsafe fn socket<'a, T: Operations>(sock: *mut bindings::socket) -> Result<Socke
 /// The requirements of [`socket`] apply; called once, after all operations that hold the file.
 unsafe extern "C" fn release<T: Operations>(sock: *mut bindings::socket) -> c_int {
     // SAFETY: by the function's requirements no other operation holds the file. TCP's release waits
-    // for workers that may still use the data, before `end` drops them.
+    // for workers that may still use the data, before `end` drops the data.
     unsafe {
         if let Some(socket) = Socket::<T>::made(Tcp::from_raw(sock)) {
             T::release(&socket);
@@ -94,7 +94,7 @@ unsafe extern "C" fn accept<T: Operations>(
         if accepted.is_err() && child.is_accepted() {
             // The child is closed here, because callers release a child through its operations,
             // which some of them have not set yet. SAFETY: the child is not visible to other
-            // threads. It has a TCP sock, and no operation runs on it.
+            // threads. The child has a TCP sock, and no operation runs on the child.
             unsafe {
                 bindings::extoll_tcp_release(new);
                 Socket::<T>::end(new);

@@ -82,7 +82,7 @@ impl State {
     }
 }
 
-/// Address from user space. Its content and its length are unchecked.
+/// Address from user space, with unchecked content and length.
 pub struct Addr<'a> {
     pub(super) ptr: *mut bindings::sockaddr_unsized,
     pub(super) len: c_int,
@@ -104,14 +104,14 @@ impl Outgoing<'_> {
     }
 }
 
-/// Buffer for a message to receive and its control data. They may be in user memory, so the type is
-/// different from [`Outgoing`].
+/// Buffer for a message to receive and its control data. Message and control data may be in user
+/// memory, so the type is different from [`Outgoing`].
 pub struct Incoming<'a> {
     pub(super) ptr: NonNull<bindings::msghdr>,
     pub(super) call: PhantomData<&'a mut ()>,
 }
 
-/// Option to be set. Its level is not `SOL_SOCKET`.
+/// Option to be set, of a level other than `SOL_SOCKET`.
 pub struct SetOption<'a> {
     pub(super) level: c_int,
     pub(super) name: c_int,
@@ -150,7 +150,7 @@ impl SetOption<'_> {
     }
 }
 
-/// Option to be read. Its level is not `SOL_SOCKET`.
+/// Option to be read, of a level other than `SOL_SOCKET`.
 pub struct GetOption<'a> {
     pub(super) level: c_int,
     pub(super) name: c_int,
@@ -172,7 +172,8 @@ impl GetOption<'_> {
         self.name
     }
 
-    /// Copies `bytes`, truncated to the caller's buffer, and their number to the caller. May sleep.
+    /// Copies `bytes`, truncated to the caller's buffer, and the number of copied bytes to the
+    /// caller. May sleep.
     ///
     /// # Errors
     ///
@@ -211,8 +212,8 @@ fn number(ret: c_int) -> Result<usize> {
 ///
 /// # Invariants
 ///
-/// The socket is valid and has the operations of this module. It has a TCP sock, except for a child
-/// that has not been accepted, on which no operation runs.
+/// The socket is valid and has the operations of this module. The socket has a TCP sock, except for
+/// a child that has not been accepted. No operation runs on such a child.
 #[repr(transparent)]
 pub struct Tcp(Opaque<bindings::socket>);
 
@@ -295,8 +296,8 @@ impl Tcp {
     }
 
     /// Adds the caller of `poll` to the wait queue, for a data path that determines the ready bits
-    /// itself. It must do so **after** this call, which contains the barrier that pairs with
-    /// [`Endpoint::wake`]. Does not sleep.
+    /// itself. The data path must determine them **after** this call, which contains the barrier
+    /// that pairs with [`Endpoint::wake`]. Does not sleep.
     ///
     /// [`Endpoint::wake`]: super::Endpoint::wake
     #[inline]

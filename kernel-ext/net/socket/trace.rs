@@ -6,7 +6,8 @@
 use super::Endpoint;
 use crate::bindings;
 
-/// Queue lengths as `ss` shows them. For a connection, bytes; for a listening socket, connections.
+/// Queue lengths as `ss` shows them, in bytes for a connection, and in connections for a listening
+/// socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Queues {
     /// Bytes that the program has not read, or connections that wait for `accept`.

@@ -92,8 +92,9 @@ impl Endpoint {
         unsafe { bindings::extoll_sock_wake(self.as_raw(), what) }
     }
 
-    /// Sets the pending error (`SO_ERROR`) unless there is one, and wakes waiting tasks. The next
-    /// caller gets it: [`Tcp::take_error`], an operation of TCP, or `getsockopt`.
+    /// Sets the pending error (`SO_ERROR`) unless an error is pending, and wakes waiting tasks. The
+    /// next caller of [`Tcp::take_error`], of an operation of TCP, or of `getsockopt` gets the
+    /// error.
     pub fn fail(&self, error: Error) {
         // SAFETY: the sock is valid by the type invariant. The access is atomic, like all others to
         // this field.
@@ -190,8 +191,8 @@ impl Tcp {
 
     /// Records in the sock that directions have ended. TCP sends nothing, and keeps its state, by
     /// which it decides whether to send a FIN. TCP's `recvmsg` then returns 0 and its `sendmsg`
-    /// `EPIPE`; `poll` and `ss` show the end. This cannot be undone, so do not use it for
-    /// connections that may still continue as TCP. Takes the sock's lock, may sleep.
+    /// `EPIPE`; `poll` and `ss` show the end. The record cannot be undone, so a caller must not set
+    /// it for a connection that may still continue as TCP. Takes the sock's lock, may sleep.
     ///
     /// A data path that ends a direction in a softirq cannot call this function, because it sleeps.
     /// Every data path must record the end in its own state.
@@ -242,8 +243,8 @@ impl Tcp {
         unsafe { bindings::extoll_sock_peeked(self.sk(), bytes, peek) }
     }
 
-    /// Converts the error of a send call as TCP does. For `EPIPE` it returns the pending error if
-    /// there is one. If there is none, it also sends `SIGPIPE`, unless `flags` contain
+    /// Converts the error of a send call as TCP does. Replaces `EPIPE` by the pending error.
+    /// Without a pending error, `EPIPE` also sends `SIGPIPE`, unless `flags` contain
     /// `MSG_NOSIGNAL`. Process context.
     pub fn sending_failed(&self, flags: u32, error: Error) -> Error {
         // SAFETY: the sock is valid by the type invariant.
@@ -275,7 +276,8 @@ impl Tcp {
     }
 }
 
-/// Returns true if the calling process exits. Its sockets are closed without lingering.
+/// Returns true if the calling process exits. The sockets of such a process are closed without
+/// lingering.
 pub fn is_exiting() -> bool {
     // SAFETY: the only precondition is process context.
     unsafe { bindings::extoll_exiting() }
