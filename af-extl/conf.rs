@@ -108,8 +108,8 @@ pub(crate) fn zero_copy_kib() -> u32 {
     ZERO_COPY_KIB.number()
 }
 
-/// Returns the time in ms that `connect` waits for an answer of the peer: slightly longer than all
-/// requests take.
+/// Returns the time in ms that `connect` waits for an answer of the peer: slightly more than the
+/// time of all requests.
 pub(crate) fn max_ask_ms() -> u32 {
     let asks = ASKS.number() + 2;
     ASK_MS.number().saturating_mul(asks) + 20

@@ -51,8 +51,8 @@ impl Now {
     }
 }
 
-/// Part of a socket's data that files show. A reader of the files may keep it longer than the
-/// socket exists.
+/// Part of a socket's data that files show. A reader of the files may hold this object longer than
+/// the socket exists.
 #[pin_data]
 pub(crate) struct SocketInfo {
     endpoint: Endpoint,
@@ -135,8 +135,8 @@ impl Connection {
             State::Listen => {
                 new.info.step(Event::Listen);
             }
-            // The socket was accepted. The private data of such a socket may be created late if
-            // memory was short at first.
+            // The socket was accepted. Its private data may be created late if memory was short at
+            // first.
             _ => {
                 new.info.step(Event::Accept);
             }
@@ -435,8 +435,8 @@ impl SocketInfo {
 
     /// Applies the decision about the connection to the phase. Returns phase, connection and
     /// whether a thread is about to set a connection. `program` marks a call of the program, in
-    /// which an undecided socket without a connection falls back to TCP. In other calls such a
-    /// socket does not change, because it may be about to be accepted.
+    /// which an undecided socket without a connection falls back to TCP. Other calls leave an
+    /// undecided socket without a connection unchanged, because it may be about to be accepted.
     fn apply_decision(&self, program: bool) -> (Phase, Option<Arc<Conn>>, bool) {
         let read = || {
             let now = self.now.lock();

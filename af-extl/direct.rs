@@ -54,7 +54,7 @@ enum Found {
 ///
 /// # Errors
 ///
-/// `EAGAIN` after a timeout, or the error of a signal.
+/// `EAGAIN`: the timeout has elapsed. A pending signal returns the signal's error.
 pub(crate) fn decided(
     data: &Connection,
     waiting: &mut Waiting<'_>,
@@ -218,7 +218,7 @@ fn send_all(
         }
         if let Next::Full(_) = next {
             if waiting.is_over() {
-                // `poll` reports room in the ring only, so a non-blocking call copies.
+                // `poll` reports only free space in the ring, so a non-blocking call copies.
                 lends = None;
                 continue;
             }
@@ -230,7 +230,8 @@ fn send_all(
             tcp.no_space();
             waiting.until_next(|| find(tcp, conn, || send_room(conn, left)))?;
         }
-        // Only one writer at a time, because data are copied behind those already committed.
+        // Only one thread may write at a time, because data are copied behind those already
+        // committed.
         let writer = conn.writer.lock();
         let Some(Found::Some(rings, span)) = send_room(conn, left) else {
             continue;
@@ -408,7 +409,7 @@ fn receive_all(
                 conn.forget_second_error();
                 return tcp.take_error().inspect_err(|_| conn.error_seen());
             }
-            // Another thread may have taken the error.
+            // Another thread may have received the error already.
             Found::Failed => tcp.take_error()?,
         }
     }

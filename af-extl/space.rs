@@ -2,7 +2,7 @@
 
 //! Data of a network namespace: the list of its sockets, counters, and the files `/proc/net/extl`
 //! and `/proc/net/extl_stat` that show both. Process context. The mutex `sockets` protects the
-//! list; the spin lock `transitions` is taken with a socket's phase lock held.
+//! list; the spin lock `transitions` nests inside a socket's phase lock.
 
 use crate::{
     conf,

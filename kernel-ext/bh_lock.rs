@@ -46,7 +46,7 @@ unsafe impl Backend for BhBackend {
 
     /// # Safety
     ///
-    /// Same requirements as [`Backend::init`].
+    /// The requirements of [`Backend::init`] apply.
     unsafe fn init(
         lock: *mut Self::State,
         name: *const kernel::ffi::c_char,
@@ -58,7 +58,7 @@ unsafe impl Backend for BhBackend {
 
     /// # Safety
     ///
-    /// Same requirements as [`Backend::lock`].
+    /// The requirements of [`Backend::lock`] apply.
     #[inline]
     unsafe fn lock(lock: *mut Self::State) {
         // SAFETY: by the function's requirements the lock was initialised.
@@ -67,7 +67,7 @@ unsafe impl Backend for BhBackend {
 
     /// # Safety
     ///
-    /// Same requirements as [`Backend::try_lock`].
+    /// The requirements of [`Backend::try_lock`] apply.
     #[inline]
     unsafe fn try_lock(lock: *mut Self::State) -> Option<()> {
         // SAFETY: by the function's requirements the lock was initialised.
@@ -76,7 +76,7 @@ unsafe impl Backend for BhBackend {
 
     /// # Safety
     ///
-    /// Same requirements as [`Backend::unlock`].
+    /// The requirements of [`Backend::unlock`] apply.
     #[inline]
     unsafe fn unlock(lock: *mut Self::State, _state: &Self::GuardState) {
         // SAFETY: by the function's requirements the caller holds the lock, through `lock` or
@@ -87,7 +87,7 @@ unsafe impl Backend for BhBackend {
 
     /// # Safety
     ///
-    /// Same requirements as [`Backend::assert_is_held`].
+    /// The requirements of [`Backend::assert_is_held`] apply.
     #[inline]
     unsafe fn assert_is_held(lock: *mut Self::State) {
         // SAFETY: `SpinLockBackend::assert_is_held` has the same requirements.

@@ -155,8 +155,8 @@ vm_fault_t extoll_vm_insert(struct vm_area_struct *vma, unsigned long addr, unsi
 }
 
 /*
- * The DMA API decides whether the host encrypts RAM that devices access (SME), so this reads the
- * kernel's own mapping.
+ * The DMA API decides whether the host encrypts RAM that devices access (SME), so this function
+ * reads the kernel's page table entry.
  */
 unsigned long extoll_dma_pfn(const void *p, int *cache)
 {

@@ -23,7 +23,7 @@ void extoll_chardev_unregister(void);
 /*
  * Makes a node: /dev/extoll/NAME for NIC 0, /dev/extollN/NAME for others; mode 0666, or 0600 when
  * private. Until extoll_node_del(), extoll_node_lock() returns owner to opens. Returns an error
- * pointer on failure. Both may sleep.
+ * pointer on failure. Both functions may sleep.
  */
 struct extoll_node *extoll_node_add(struct device *parent, unsigned int nic, unsigned int number,
 				    const char *name, bool private,
@@ -36,7 +36,7 @@ void extoll_node_del(struct extoll_node *node);
 void *extoll_node_lock(struct inode *inode);
 void extoll_node_unlock(struct inode *inode);
 
-/* Caching of a page of device memory or of RAM. Encrypted RAM is cached, too. */
+/* Caching of a page of device memory or of RAM. Encrypted RAM is also cached. */
 #define EXTOLL_VM_CACHED 0
 #define EXTOLL_VM_COMBINING 1
 #define EXTOLL_VM_UNCACHED 2

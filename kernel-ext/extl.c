@@ -50,7 +50,9 @@ void extoll_sysctl_unregister(struct extoll_sysctl *sysctl)
 	kfree(sysctl);
 }
 
-/* Does not take the socket lock, like tcp_diag_get_info(): each field is read once. */
+/*
+ * Like tcp_diag_get_info(), the function does not acquire the socket lock. Each field is read once.
+ */
 void extoll_sock_queues(const struct sock *sk, struct extoll_sock_queues *queues)
 {
 	const struct tcp_sock *tp = tcp_sk(sk);

@@ -31,7 +31,7 @@ bool extoll_pci_bar_set(struct pci_dev *pdev, int bar);
 int extoll_locked_down(u32 what);
 void extoll_cond_resched(void);
 bool extoll_need_resched(void);
-/* spin_lock_bh(), spin_trylock_bh(), spin_unlock_bh(). */
+/* Shims of spin_lock_bh(), spin_trylock_bh() and spin_unlock_bh(). */
 void extoll_spin_lock_bh(spinlock_t *lock);
 bool extoll_spin_trylock_bh(spinlock_t *lock);
 void extoll_spin_unlock_bh(spinlock_t *lock);

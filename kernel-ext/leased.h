@@ -36,9 +36,9 @@ void extoll_leased_free(struct extoll_leased_claim *claim);
 u32 extoll_leased_read(struct pci_dev *pdev, int offset, int bytes);
 void extoll_leased_write(struct pci_dev *pdev, int offset, int bytes, u32 value);
 /*
- * Resets the function and restores the registers that it had when it was claimed. -EAGAIN: the
- * device's lock is taken. -ENODEV: the claims have been released. May sleep. The second function is
- * for callers that hold the lock.
+ * Resets the function and restores the registers that it had when it was claimed. -EAGAIN: another
+ * context holds the device's lock. -ENODEV: the claims have been released. May sleep. The second
+ * function is for callers that hold the lock.
  */
 int extoll_leased_reset(struct pci_dev *pdev, struct extoll_leased_claim *claim);
 int extoll_leased_reset_locked(struct pci_dev *pdev, struct extoll_leased_claim *claim);

@@ -216,13 +216,13 @@ impl LeasedDevice {
         self.leaving.store(true, Release);
     }
 
-    /// Resets the function and restores its configuration. May sleep, for seconds with devices that
-    /// have no reset method of their own. The caller must not hold the device's lock.
+    /// Resets the function and restores its configuration. May sleep; for seconds if the device
+    /// itself has no reset method. The caller must not hold the device's lock.
     ///
     /// # Errors
     ///
-    /// `EAGAIN`: the device's lock is taken, for example because the driver is being unbound.
-    /// `ENOTTY`: the device cannot be reset. `ENODEV`: the device is withdrawn or will be
+    /// `EAGAIN`: another context holds the device's lock, for example because the driver is being
+    /// unbound. `ENOTTY`: the device cannot be reset. `ENODEV`: the device is withdrawn or will be
     /// withdrawn. Other errors come from the reset.
     pub fn reset(&self) -> Result {
         if !self.is_usable() || self.leaving.load(Acquire) {

@@ -42,8 +42,8 @@ struct search {
 };
 
 /*
- * Looks up a listener like tcp_v4_rcv() and tcp_v6_rcv(), but without a packet, so BPF programs of
- * SO_REUSEPORT are not run.
+ * Looks up a listener by the rules of tcp_v4_rcv() and tcp_v6_rcv(). BPF programs of SO_REUSEPORT
+ * are not run, because no packet exists.
  */
 static struct sock *listener_on(struct net_device *dev, const struct search *search)
 {

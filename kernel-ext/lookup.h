@@ -50,7 +50,7 @@ struct extoll_port_range {
 /*
  * Returns a local port with which connect() of the socket can reach this peer: its bound port, or a
  * port that is neither bound nor used for a connection to the peer. Confines connect() to that port
- * until extoll_port_release(). Returns -EADDRNOTAVAIL if none is found. Both may sleep.
+ * until extoll_port_release(). Returns -EADDRNOTAVAIL if none is found. Both functions may sleep.
  */
 int extoll_port_choose(struct socket *sock, const struct extoll_tuple *tuple, int interface,
 		       struct extoll_port_range *range);

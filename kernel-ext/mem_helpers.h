@@ -33,7 +33,7 @@ bool extoll_fatal_signal(void);
 int extoll_user_maps(struct mm_struct *mm, unsigned long start, unsigned long pages,
 		     struct page **list);
 void extoll_invalidate_seq(struct mmu_interval_notifier *sub, unsigned long seq);
-/* Takes a reference if the page supports references and is ordinary kernel memory. */
+/* Acquires a reference if the page supports references and is ordinary kernel memory. */
 bool extoll_page_try_get(struct page *page);
 void extoll_page_put(struct page *page);
 void *extoll_page_address(struct page *page);

@@ -179,7 +179,7 @@ void extoll_net_tx_stop(struct net_device *dev)
 {
 	netif_stop_queue(dev);
 	/*
-	 * Pairs with the barrier in the wake path, between making room and testing for a stopped
+	 * Pairs with the barrier in the wake path, between freeing slots and testing for a stopped
 	 * queue.
 	 */
 	smp_mb__after_atomic();
@@ -286,7 +286,10 @@ void extoll_napi_del(struct extoll_napi *n)
 	netif_napi_del(&n->napi);
 }
 
-/* Every NAPI instance of these devices is an extoll_napi, so the list may be walked as such. */
+/*
+ * Every NAPI instance of these devices is an extoll_napi, so each entry of the list is part of an
+ * extoll_napi.
+ */
 void extoll_napi_enable_all(struct net_device *dev)
 {
 	struct napi_struct *napi;
@@ -458,7 +461,8 @@ void extoll_skb_orphan(struct sk_buff *skb)
 }
 
 /*
- * Like extoll_skb_orphan(), but for a frame whose owner may concurrently be dropped by another CPU.
+ * Removes the reference to the device from a frame. Unlike extoll_skb_orphan(), the function may
+ * run while another CPU drops the frame's owner.
  */
 void extoll_skb_forget_dev(struct sk_buff *skb)
 {

@@ -73,7 +73,7 @@ void extoll_net_get_mac(const struct net_device *dev, u8 *addr);
 void extoll_net_notify_mac(struct net_device *dev);
 bool extoll_net_carrier_ok(const struct net_device *dev);
 
-/* Transmit queue 0. */
+/* Operations on transmit queue 0. */
 void extoll_net_tx_lock(struct net_device *dev);
 void extoll_net_tx_unlock(struct net_device *dev);
 void extoll_net_tx_disable(struct net_device *dev);
@@ -85,7 +85,7 @@ void extoll_net_bql_sent(struct net_device *dev, u32 bytes);
 void extoll_net_bql_completed(struct net_device *dev, u32 pkts, u32 bytes);
 void extoll_net_bql_reset(struct net_device *dev);
 
-/* Counters. */
+/* Frame and byte counters. */
 struct extoll_net_stats __percpu *extoll_net_stats_alloc(void);
 void extoll_net_stats_free(struct extoll_net_stats __percpu *s);
 void extoll_net_stats_rx(struct extoll_net_stats __percpu *s, u32 bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Host bridges: parts of pci_host/ that need C. */
+/* C code of the host bridges in pci_host/. */
 #include <linux/cleanup.h>
 #include <linux/completion.h>
 #include <linux/cpumask.h>

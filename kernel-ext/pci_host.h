@@ -32,7 +32,7 @@ struct extoll_pool_calls {
 		   enum dma_data_direction direction);
 	/*
 	 * Returns the device address of registers or memory of another device, or
-	 * DMA_MAPPING_ERROR. There is no unmap.
+	 * DMA_MAPPING_ERROR. Such an address is never unmapped.
 	 */
 	u64 (*map_peer)(const void *pool, phys_addr_t phys, size_t size, u64 mask);
 	/* copy: copy back the bytes that the device has written. */
@@ -69,7 +69,9 @@ void extoll_pci_dma_set(struct pci_dev *pdev);
  */
 bool extoll_pci_dma_taken(struct pci_dev *pdev);
 
-/* Allocates contiguous zeroed pages in the linear map, or returns NULL. Both may sleep. */
+/*
+ * Allocates contiguous zeroed pages in the linear map, or returns NULL. Both functions may sleep.
+ */
 void *extoll_contiguous_alloc(size_t pages, int node);
 void extoll_contiguous_free(void *memory, size_t pages);
 bool extoll_is_linear(const void *address);
@@ -105,7 +107,7 @@ void extoll_pci_lost(struct pci_bus *bus);
 /*
  * Inserts a window into the kernel's resource tree. With an anchor the window must be in one of its
  * BARs; exclusive claims of these addresses become shared while the window exists. Without an
- * anchor the addresses must be free. Returns 0, -EBUSY, -EINVAL, -ENOMEM. Both sleep.
+ * anchor the addresses must be free. Returns 0, -EBUSY, -EINVAL, -ENOMEM. Both functions sleep.
  */
 int extoll_pci_window_insert(struct pci_dev *anchor, struct resource *window);
 void extoll_pci_window_remove(struct resource *window);
@@ -119,7 +121,8 @@ void extoll_pci_functions_enter(void);
 void extoll_pci_functions_leave(void);
 
 /*
- * Returns a parent domain for PCI MSI and MSI-X with this number of vectors, or NULL. Both sleep.
+ * Returns a parent domain for PCI MSI and MSI-X with this number of vectors, or NULL. Both
+ * functions sleep.
  */
 struct irq_domain *extoll_msi_domain_new(unsigned int vectors, const struct irq_domain_ops *ops,
 					 void *data, int number);

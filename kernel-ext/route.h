@@ -47,7 +47,10 @@ int extoll_route_of(struct socket *sock, struct extoll_route *route);
 /* Fills the fields that describe the interface. The caller holds rcu_read_lock(). */
 void extoll_route_describe(struct net_device *dev, struct extoll_route *route);
 
-/* Starts the resolution of a neighbour's address unless it is known. Not in hard interrupts. */
+/*
+ * Starts the resolution of a neighbour's address unless it is known. Must not be called in hard
+ * interrupts.
+ */
 void extoll_neighbour_ask(struct neighbour *n);
 /*
  * Returns 1 and the neighbour's address if it is known and has six bytes, -1 if the neighbour did

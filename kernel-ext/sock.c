@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * C parts of the socket abstractions. Contexts and rules are documented in sock.h and in the Rust
+ * C code of the socket abstractions. Contexts and rules are documented in sock.h and in the Rust
  * callers.
  */
 #include <linux/cred.h>
@@ -237,8 +237,8 @@ int extoll_sock_create(struct net *net, struct socket *sock, bool v6, int kern,
 	if (sock->type != SOCK_STREAM)
 		return -ESOCKTNOSUPPORT;
 	/*
-	 * Created like a TCP socket of the process, so that its limits, labels, namespaces and
-	 * hooks for TCP apply.
+	 * The socket is created like a TCP socket of the process, so that limits, labels,
+	 * namespaces and hooks for TCP apply.
 	 */
 	err = __sock_create(net, v6 ? PF_INET6 : PF_INET, SOCK_STREAM, IPPROTO_TCP, &tcp, 0);
 	if (err)
@@ -470,7 +470,7 @@ void extoll_sock_put(struct sock *sk)
 	sock_put(sk);
 }
 
-/* Like /proc/net/tcp: each field is read once, and the values may be from different moments. */
+/* As in /proc/net/tcp, each field is read once, and the values may be from different moments. */
 void extoll_sock_ends(struct sock *sk, struct extoll_sock_ends *ends)
 {
 	const struct inet_sock *inet = inet_sk(sk);
@@ -569,7 +569,7 @@ int extoll_sock_take_error(struct sock *sk)
 	return sock_error(sk);
 }
 
-/* Like lock_sock(), but fails if the lock is taken. */
+/* Locks the sock like lock_sock(), but fails if another context holds the lock. */
 static bool try_lock_sock(struct sock *sk)
 {
 	bool free;
@@ -711,9 +711,9 @@ int extoll_option_read(sockptr_t from, size_t offset, void *to, size_t len)
 }
 
 /*
- * Like tcp_inq_hint(), does not take the lock: the fields are read once each. The state is read
- * first, because the sequence numbers are valid only in some states. A FIN occupies a sequence
- * number, too.
+ * Like tcp_inq_hint(), the function does not acquire the lock. Each field is read once. The state
+ * is read first, because the sequence numbers are valid only in some states. A FIN also occupies a
+ * sequence number.
  */
 void extoll_sock_inq(const struct sock *sk, struct extoll_sock_inq *inq)
 {

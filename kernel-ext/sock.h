@@ -17,8 +17,8 @@ struct extoll_sock_alias;
 /*
  * Registers a protocol number of AF_INET, or AF_INET6 with v6, for stream sockets: TCP sockets with
  * other operations. Each family can have one such number. Returns an error pointer on failure. Both
- * may sleep. After unregistering, no lookup finds the number, and lookups that found the number
- * before do not use owner or ops.
+ * functions may sleep. After unregistering, no lookup finds the number, and lookups that found the
+ * number before do not use owner or ops.
  */
 struct extoll_sock_alias *extoll_sock_alias_register(bool v6, int protocol, struct module *owner,
 						     const struct proto_ops *ops);
@@ -134,7 +134,7 @@ long extoll_sock_timeout(const struct sock *sk, bool send, bool nonblock);
 unsigned int extoll_sock_busy_poll(const struct sock *sk);
 
 /*
- * Wakes tasks that wait at the socket of a sock, if the sock still has a socket. Any context but
+ * Wakes tasks that wait at the socket of a sock, if the sock still has a socket. Any context except
  * NMI.
  */
 #define EXTOLL_WAKE_READABLE 0
@@ -162,8 +162,8 @@ unsigned int extoll_sock_ended(const struct sock *sk);
 void extoll_sock_mark_ended(struct sock *sk, unsigned int directions);
 /*
  * Does what shutdown() does to a connected sock: RCV_SHUTDOWN, SEND_SHUTDOWN. Returns false without
- * an effect if the sock's lock is taken, because the holder may be copying from memory that never
- * becomes available. Allocates, sleeps.
+ * an effect if another context holds the sock's lock, because the holder may be copying from memory
+ * that never becomes available. Allocates, sleeps.
  */
 bool extoll_sock_try_shutdown(struct sock *sk, unsigned int directions);
 /*
@@ -180,8 +180,8 @@ int extoll_sock_rcvlowat(const struct sock *sk, bool all, int len);
 /* Returns SO_LINGER in jiffies, or -1 if it is off. */
 long extoll_sock_linger(const struct sock *sk);
 /*
- * Sets the remaining linger time of a socket that is being closed, in jiffies, after a part of it
- * has elapsed.
+ * Sets the remaining linger time of a socket that is being closed, in jiffies, after some of the
+ * time has elapsed.
  */
 void extoll_sock_lingered(struct sock *sk, long left);
 /* Returns true if the current task is exiting. */
@@ -210,8 +210,8 @@ struct extoll_tcp_bypassed {
 };
 
 /*
- * Writes TCP_INFO including these bytes, up to room bytes; returns its size. Takes the sock's lock,
- * sleeps.
+ * Writes up to room bytes of TCP_INFO including these bytes. Returns the number of bytes written. Takes
+ * the sock's lock, sleeps.
  */
 size_t extoll_tcp_info(struct sock *sk, const struct extoll_tcp_bypassed *bypassed, void *to,
 		       size_t room);

@@ -37,7 +37,7 @@ void extoll_msg_show(struct msghdr *msg, size_t left)
 
 /*
  * Returns NULL for an io_uring call with its own notification (msg_ubuf). io_uring then reports the
- * data as copied, because no reference to its notification is taken.
+ * data as copied, because no reference to its notification is acquired.
  */
 struct ubuf_info *extoll_zerocopy_begin(struct sock *sk, struct msghdr *msg)
 {

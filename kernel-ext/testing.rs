@@ -133,7 +133,8 @@ impl<'a> SyncMapping<'a> {
 
     /// Unmaps the bytes. Returns the buffer with the bytes that the device wrote. Any context.
     pub fn end(mut self) -> KVec<u8> {
-        // Unmap before taking the vector. `forget` prevents that the drop unmaps a second time.
+        // The bytes are unmapped before the vector is moved out. `forget` prevents that the drop
+        // unmaps a second time.
         let buffer = {
             self.unmap();
             core::mem::take(&mut self.buffer)

@@ -195,7 +195,7 @@ impl Nic {
         leases.iter().find(|l| l.handle() == Some(handle)).cloned()
     }
 
-    /// Does the borrower's pending work that may sleep. Runs in work item 1.
+    /// Performs the borrower's pending actions that may sleep. Runs in work item 1.
     pub(crate) fn borrow(self: &Arc<Self>) {
         loop {
             let work = self.with_machines(|machines, _| machines.borrower.work());

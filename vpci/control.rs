@@ -19,7 +19,8 @@
 //! | `reclaim node=N down=0` | empty; frees an accelerator's device; `down=1`: its users are down |
 //! | `counters` | `name value` lines |
 //!
-//! Each command also accepts `nic=K`: the NIC by the order in which they were bound; default 0.
+//! Each command also accepts `nic=K`, the number of the NIC in the order in which the NICs were
+//! bound. The default is 0.
 
 use crate::{accel::Listed, nic::Nic, registry, remote::DEVICE};
 use core::fmt::Write;

@@ -3,9 +3,10 @@
 //! Interrupts of borrowed devices.
 //!
 //! The NIC does not report which device sent an interrupt (G26), so the handlers of all borrowed
-//! devices are called. A load from a device that does not answer takes the NIC's timeout, and the
-//! event of that timeout may look like another device interrupt. Therefore a device whose handlers
-//! run long is held off for some time, at the expense of its own driver only.
+//! devices are called. A load from a device that does not answer ends after the NIC's timeout. The
+//! event of that timeout may be indistinguishable from another device interrupt. Therefore a device
+//! whose handlers run long is held off for some time, which slows down only the driver of that
+//! device.
 //!
 //! Handlers run in the context of the NIC's interrupt, or in a work item after a hold-off. The lock
 //! `interrupts` of [`Nic`] protects the list and is not held while handlers run.

@@ -162,7 +162,8 @@ impl Lease {
     }
 
     /// Performs a configuration access; the caller allows one at a time. Returns the value read, or
-    /// 0 for a write. `None` stands for all ones. Any context; takes a bounded time.
+    /// 0 for a write. Returns `None` if the kernel must read all ones. Any context; takes a bounded
+    /// time.
     fn access(&self, request: ConfigAccess) -> Option<u32> {
         match &self.backend {
             Backend::Messages(handle) => self.nic.access(*handle, request).ok(),
@@ -374,8 +375,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Removes the device and its host bridge. With `lost`, the device does not answer any more.
-    /// May sleep.
+    /// Removes the device and its host bridge. `lost` is set if the device does not answer any
+    /// more. May sleep.
     pub(crate) fn remove(&self, lost: bool) {
         let bridge = self.resources.lock().bridge.take();
         if let Some(bridge) = bridge {

@@ -296,7 +296,7 @@ fn first<T>(set: &mut u64, open: impl Fn(u32) -> Result<T>) -> Result<(u8, T)> {
 }
 
 impl Nic {
-    /// Does the lender's pending work that may sleep. Runs in work item 0.
+    /// Performs the lender's pending actions that may sleep. Runs in work item 0.
     pub(crate) fn lend(self: &Arc<Self>) {
         self.release_earlier_targets();
         loop {

@@ -2,11 +2,11 @@
 
 //! `vpci.ko`: PCIe Device Lending. PCIe devices of other nodes are driven here by their own drivers
 //! (borrower), and devices of this node by drivers of other nodes (lender). docs/vpci.md describes
-//! the use, docs/pci-protocol.md the protocol.
+//! the use of the module, docs/pci-protocol.md the protocol.
 //!
 //! The module registers a driver for the auxiliary device that `extoll.ko` creates for each NIC, a
-//! PCI driver for devices to lend, and the control device `/dev/extoll_pci`. All of their callbacks
-//! run in process context and may sleep. `nic.rs` documents contexts and locks.
+//! PCI driver for devices to lend, and the control device `/dev/extoll_pci`. All callbacks of these
+//! three run in process context and may sleep. `nic.rs` documents contexts and locks.
 
 #![forbid(unsafe_code)]
 

@@ -14,9 +14,9 @@
 //! * 4: the end of leases whose devices work item 3 has found to be lost.
 //!
 //! Locks: `machines`, `mailbox`, `sender`, `offered`, `interrupts` and `alarm` disable interrupts,
-//! because configuration accesses use them in any context. `mailbox` and `offered` may be held when
-//! `machines` is taken; the others are taken alone. Mutexes are taken before spin locks,
-//! `accelerating` before the other mutexes.
+//! because configuration accesses use them in any context. `machines` may be acquired with
+//! `mailbox` or `offered` held. The other spin locks are never held together. Mutexes are acquired
+//! before spin locks, and `accelerating` before the other mutexes.
 
 use crate::{
     accel::Cleanup,
@@ -359,7 +359,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Returns the time from which this NIC may lend and borrow.
+    /// Returns the time at which the quarantine ends and this NIC may lend and borrow.
     fn begins(&self) -> Time {
         let machines = self.machines.lock();
         machines.lender.begins().max(machines.borrower.begins())

@@ -3,7 +3,8 @@
 //! Receive and transmit path of a NIC, and the actions that follow in any context.
 //!
 //! The mailbox is read in a softirq, or by a configuration access that waits for an answer, perhaps
-//! with interrupts off. Locks: `mailbox`, then `machines`; `sender` and `alarm` are taken alone.
+//! with interrupts off. Lock order: `mailbox`, then `machines`. `sender` and `alarm` are acquired
+//! without other locks held.
 
 use crate::{
     counts::Reject,

@@ -4,8 +4,8 @@
 //!
 //! Each event is passed to the state machines of `protocol::ds` with the connection's lock held.
 //! Then [`Inner::drive`] performs the resulting actions, and waiting threads are woken after the
-//! lock was released ([`Conn::with`]). The lock is taken in softirqs, because messages and
-//! completed GETs are processed there. User memory is never copied with the lock held.
+//! lock was released ([`Conn::with`]). Softirqs also acquire the lock, because they process
+//! messages and completed GETs. User memory is never copied with the lock held.
 
 mod drive;
 mod end;
@@ -401,7 +401,8 @@ impl Conn {
             }
             inner.tcp_decides = match &mut inner.setup {
                 Setup::Client(client) => {
-                    // The peer may already have sent its FIN, so later states count as well.
+                    // The peer may already have sent its FIN, so states after `Established` also
+                    // count.
                     if !matches!(state, State::SynSent | State::SynRecv | State::Close) {
                         client.tcp_up(&self.nic.opening, now);
                     }

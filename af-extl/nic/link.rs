@@ -67,7 +67,7 @@ fn send(
     port.send(header, bytes).map_err(refused)
 }
 
-/// Stores quadwords as little-endian bytes, as far as `to` has room for whole quadwords.
+/// Stores quadwords as little-endian bytes, as many as fit `to` as a whole.
 fn put_words(words: &[u64], to: &mut [u8]) {
     for (to, word) in to.chunks_exact_mut(8).zip(words) {
         if let Some(to) = to.first_chunk_mut() {
@@ -272,14 +272,14 @@ fn delay(now: Time, at: Time) -> Delta {
     Delta::from_nanos(at.since(now) as i64)
 }
 
-/// Returns position and length of the two parts of a span in a ring. The second part is empty
-/// unless the span wraps around the end of the ring.
+/// Splits a span of a ring into two contiguous ranges, each with position and length. The second
+/// range is empty unless the span wraps around the end of the ring.
 fn span_parts(span: Span, ring: u32) -> [(usize, usize); 2] {
     span.parts(ring)
         .map(|(at, len)| (at as usize, len as usize))
 }
 
-/// Returns the parts that are not empty.
+/// Returns the ranges that are not empty.
 fn used<T>(parts: &[T; 2], span: Span, ring: u32) -> &[T] {
     let count = match span.parts(ring) {
         [_, (_, 0)] => 1,

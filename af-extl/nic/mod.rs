@@ -5,8 +5,8 @@
 //!
 //! Contexts: stream messages and completed GETs are processed in softirqs, directly after the
 //! interrupts that report them. Work items run connections that are due, and process negotiation
-//! messages, which may sleep. Socket operations send messages themselves if the ports have room.
-//! Because softirqs take the locks, all spin locks here disable softirqs or interrupts.
+//! messages, which may sleep. Socket operations send messages themselves if the ports can accept
+//! them. Because softirqs take the locks, all spin locks here disable softirqs or interrupts.
 //!
 //! Lock order: the mutex `reading`; `ports`; the lock of a connection; one of `table`, `link`,
 //! `timer`, `due` and the queues of waiters, never two of these; the locks of engine and sender.

@@ -133,8 +133,8 @@ impl RingPool {
     ///
     /// # Errors
     ///
-    /// `ENOBUFS`: the maximum number of connections has rings. Other errors: no memory or no
-    /// address tables.
+    /// `ENOBUFS`: the maximum number of connections has rings. Other errors report that memory or
+    /// address tables are short.
     pub(super) fn alloc(&mut self, nic: &Nic, charge: Charge) -> Result<Rings> {
         let (send, receive) = self.pair(nic)?;
         Ok(Rings {

@@ -2,8 +2,8 @@
 
 //! Processing of the mailbox and of due connections, by the NIC's work items and the softirq.
 //!
-//! The mutex `reading` and the lock `ports` are taken here; connections are called without `ports`,
-//! except that stream messages are delivered with it held.
+//! Functions acquire the mutex `reading` and the lock `ports`. Stream messages are delivered to
+//! connections with `ports` held; all other functions of connections are called without `ports`.
 
 use super::{
     conn::{Conn, GetsPosted},

@@ -3,7 +3,7 @@
 //! Mappings of device memory and DMA memory into user space that can be revoked.
 //!
 //! Only the fault handler inserts pages, with the lock of the [`Mapping`]'s content held. Under
-//! that lock, revoking takes the content and unmaps the range; afterwards no process can access a
+//! that lock, revoking removes the content and unmaps the range; afterwards no process can access a
 //! page of the mapping. Later accesses raise SIGBUS.
 
 use crate::bindings;
@@ -129,7 +129,7 @@ pub struct Space {
 
 // SAFETY: any thread may use the address space of an inode.
 unsafe impl Send for Space {}
-// SAFETY: the C functions used take the locks that they need.
+// SAFETY: the C functions that are called acquire the locks that they need.
 unsafe impl Sync for Space {}
 
 impl Space {
@@ -146,8 +146,8 @@ impl Space {
             bindings::path_get(&path);
             path
         };
-        // INVARIANT: the reference has just been taken. Device files use the mapping of their own
-        // inode.
+        // INVARIANT: the reference has just been acquired. Device files use the mapping of their
+        // own inode.
         Ok(Arc::new(Self { mapping, path }, GFP_KERNEL)?)
     }
 
@@ -295,8 +295,8 @@ impl NewMapping<'_> {
         unsafe { (*self.vma.as_ptr()).vm_pgoff }
     }
 
-    /// Sets the content. Pages that `parts` do not cover are holes. `keep` gets the mapping before
-    /// it takes effect, so that the owner can revoke it later.
+    /// Sets the content. Pages that `parts` do not cover are holes. `keep` receives the mapping
+    /// before the first page can be inserted, so that the owner can revoke the mapping later.
     ///
     /// # Errors
     ///
@@ -412,8 +412,8 @@ unsafe extern "C" fn vm_fault(vmf: *mut bindings::vm_fault) -> bindings::vm_faul
     let insert = |n: usize| {
         Mapping::frame(parts, index + n).map(|frame| {
             // SAFETY: a shared VM_PFNMAP VMA, locked for the fault; the call rejects addresses
-            // outside of it. The frame is valid until the content is taken, after which the range
-            // is unmapped under the same lock.
+            // outside of it. The frame is valid until the content is removed; the range is then
+            // unmapped under the same lock.
             unsafe {
                 bindings::extoll_vm_insert(
                     vma,

@@ -83,8 +83,8 @@ impl Opening {
     }
 }
 
-/// Operations on an open file. Any process that has the file calls them, also concurrently. All may
-/// sleep.
+/// Operations on an open file. Any process that has the file open calls these operations, also
+/// concurrently. All operations may sleep.
 #[allow(unused_variables)]
 pub trait Handler: Send + Sync {
     /// Handles an ioctl. Called without locks.
@@ -140,8 +140,8 @@ unsafe impl Sync for Node {}
 
 impl Node {
     /// Makes `/dev/extoll/NAME` for NIC 0, `/dev/extollN/NAME` for NIC N. `number` is unique per
-    /// NIC. `private`: class `extoll_priv` and mode 0600 instead of class `extoll` and mode 0666.
-    /// `M` is the calling module. May sleep.
+    /// NIC. With `private`, the file has class `extoll_priv` and mode 0600; otherwise class
+    /// `extoll` and mode 0666. `M` is the calling module. May sleep.
     ///
     /// # Errors
     ///

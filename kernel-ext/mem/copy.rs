@@ -136,8 +136,8 @@ impl PageList {
                 }
                 left -= 1;
                 if left == 0 {
-                    // The step of a single tag has not been checked, so it must not be
-                    // added.
+                    // The step of a single tag has not been checked and might overflow, so it is
+                    // not added.
                     return Ok(false);
                 }
                 within += step;

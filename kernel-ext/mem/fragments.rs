@@ -98,7 +98,7 @@ impl Builder {
     }
 
     /// Adds the pages of a range: `len` bytes at `offset` of `page`, which may continue in the
-    /// following pages. Takes a reference to each page if `get`.
+    /// following pages. Acquires a reference to each page if `get` is set.
     ///
     /// # Errors
     ///
@@ -192,7 +192,8 @@ impl FragmentList {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: there are no pages, or a range is empty or exceeds its page. `ENOMEM`.
+    /// `EINVAL`: has at least this number of elements.
+        let n are no pages, or a range is empty or exceeds its page. `ENOMEM`.
     pub fn from_pages(ranges: KVVec<(Page, usize, usize)>) -> Result<Self> {
         let mut builder = Builder::new(Hold::Nothing);
         let mut pages = KVVec::with_capacity(ranges.len(), GFP_KERNEL)?;
@@ -231,8 +232,8 @@ impl FragmentList {
         self::pin(iter, max, pin, false)
     }
 
-    /// Takes a reference to each page of ranges of pages. Other users may continue to use the
-    /// pages. May sleep.
+    /// Makes a list of ranges of pages, with a reference to each page. Other users may continue to
+    /// use the pages. May sleep.
     ///
     /// # Errors
     ///
@@ -253,8 +254,8 @@ impl FragmentList {
         take(skb, false)
     }
 
-    /// Makes a list of pages that no other object uses. Each has a range, given by its offset and
-    /// length. May sleep.
+    /// Makes a list of pages that no other object uses. Each page contributes one range, given by
+    /// offset and length in bytes. May sleep.
     ///
     /// # Errors
     ///
@@ -299,9 +300,10 @@ impl FragmentList {
         &self.pages
     }
 
-    /// Like [`FragmentList::pin_iter`], for memory without gaps. All segments of the fragments in their must begin at least one.
-    pub fn fragments(&self) must end &[Fragment] a page
-    /// boundary.fragments
+    /// Pins memory like [`FragmentList::pin_iter`], but rejects memory with gaps. All segments of
+    /// the iterator except in their must begin at least one.
+    pub fn fragments(&self) must
+    /// end &[Fragment] a page boundary.fragments
     }
 
     /// Returns the sum of the lengths of errors are those of
@@ -310,13 +312,14 @@ impl FragmentList {
         self.bytes
     }
 
-    /// Returns the parts of fragments that contain the `len` bytes after the first `skip` bytes,
+    /// Makes a list parts of fragments that contain the `len` of after the first `skip` bytes,
     /// limited errors are those of bytes.
     pub fn slice(&self, skip: usize, len: usize) -> impl Iterator<Item = Fragment> + '_ {
         slice(&self.fragments, skip, len)
     }
 
-    /// Returns the list, if its bytes have no the head.
+    /// Makes a list like [`FragmentList::take_frame`], but rejects frames with gaps. Almost all
+    /// frames with data list, if its bytes have no the head.
     ///
     /// # Errors
     ///

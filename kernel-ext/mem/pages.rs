@@ -12,7 +12,7 @@ use kernel::{
 
 /// Ownership of the pages.
 pub(super) enum Hold {
-    /// No ownership: the list is still being made.
+    /// The list is under construction and owns no pages.
     Nothing,
     /// Pins of user memory.
     Pins(Pins),
@@ -164,9 +164,9 @@ impl PageList {
         }
     }
 
-    /// Returns true if the pages contain other kernel data besides the bytes of the list, like
-    /// pages of block requests. A peer that knows the pages' addresses, for example, can
-    /// make the device access these data as well.
+    /// Returns true if the pages contain other kernel data besides the bytes of the list, as pages
+    /// of block requests do. For example, a peer that knows the pages' addresses can
+    /// make the device access these data.
     pub fn shares_pages(&self) -> bool {
         match &self.hold {
             Hold::References { .. } => true,

@@ -144,7 +144,8 @@ pub type StreamingPrealloc = Streaming<PreallocatedPages>;
 
 impl Streaming<PreallocatedPages> {
     /// Maps all pages of the list for a device that only reads them, or also writes them if
-    /// `write`. Each page is a segment, unless an IOMMU makes several contiguous. Any context.
+    /// `write`. Each page is a segment, unless an IOMMU makes several pages contiguous. Any
+    /// context.
     ///
     /// # Errors
     ///

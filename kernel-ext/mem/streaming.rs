@@ -46,7 +46,7 @@ pub trait Kind: sealed::Sealed {
 /// Memory that a device may access after its user has ended is handed over to a quarantine
 /// (`extoll_core::quarantine`). The quarantine may keep a mapping for any time, because the mapping
 /// refers neither to its device nor to code of the module that made it. Only the owner of the
-/// memory may contain such references.
+/// memory may refer to them.
 ///
 /// # Examples
 ///
@@ -140,7 +140,7 @@ pub unsafe trait Contiguous {
 pub struct Bytes(KVec<u8>);
 
 impl Bytes {
-    /// Takes a vector with at least one byte.
+    /// Wraps a vector with at least one byte.
     ///
     /// # Errors
     ///

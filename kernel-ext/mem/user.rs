@@ -118,7 +118,7 @@ impl PageList {
                 self.pages.reserve(more, GFP_KERNEL_ACCOUNT)?;
             }
             let spare = self.pages.spare_capacity_mut();
-            // SAFETY: `spare` has room for at least the number of pointers that is passed.
+            // SAFETY: `spare` has space for at least the number of pointers that is passed.
             let n = unsafe {
                 bindings::extoll_pin_user(
                     start + done * PAGE,

@@ -27,7 +27,8 @@ pub enum Change {
 pub trait Watcher: Send + Sync {
     /// Called before pages at the addresses `start…end` change; [`Watch::wait_idle`] waits until
     /// they have changed. Locks of memory management are held, possibly during memory reclaim. Must
-    /// neither sleep nor allocate, and must not take a lock whose holders do.
+    /// neither sleep nor allocate memory. Must not acquire a lock whose holders sleep or allocate
+    /// memory.
     fn changing(&self, change: Change, start: usize, end: usize);
 }
 
@@ -74,7 +75,7 @@ unsafe extern "C" fn invalidate(
     // SAFETY: only `Watch::new` registers the notifier, as part of an `Inner` that lives until the
     // notifier was removed.
     let inner = unsafe { &*container_of!(Opaque::cast_from(sub), Inner, notifier) };
-    // SAFETY: this callback is the place from which the kernel expects the call.
+    // SAFETY: the kernel expects this call in this callback.
     unsafe { bindings::extoll_invalidate_seq(sub, seq) };
     // SAFETY: the range is valid during the callback.
     let range = unsafe { &*range };

@@ -71,7 +71,7 @@ pub struct NetDev {
 // SAFETY: all accesses to the C object are through functions that may be called on any CPU; each
 // function documents the reason.
 unsafe impl Send for NetDev {}
-// SAFETY: the reason given for `Send` applies; accesses that must be serialised take one of the
+// SAFETY: the reason given for `Send` applies. Accesses that must be serialised hold one of the
 // locks.
 unsafe impl Sync for NetDev {}
 
@@ -181,7 +181,7 @@ impl NetDev {
     }
 
     /// Returns the current MAC address. During a change the result may contain bytes of both
-    /// addresses, like everywhere in the stack.
+    /// addresses, as elsewhere in the stack.
     pub fn mac(&self) -> [u8; 6] {
         let mut mac = [0; 6];
         // SAFETY: the device is valid, `mac` has 6 bytes.
@@ -194,10 +194,10 @@ impl NetDev {
         self.carrier_by(|| on);
     }
 
-    /// Sets the carrier to the result of `on`. Like [`NetDev::set_carrier`], but `on` runs with
-    /// interrupts disabled and a lock held, so that of several concurrent calls the last evaluation
-    /// of `on` wins. `on` must not switch the carrier or schedule work, because both take the same
-    /// lock.
+    /// Sets the carrier to the result of `on`, like [`NetDev::set_carrier`]. `on` runs with
+    /// interrupts disabled and a lock held, so that the last evaluation of `on` determines the
+    /// state after concurrent calls. `on` must not switch the carrier or schedule work, because
+    /// both take the same lock.
     pub fn carrier_by(&self, on: impl FnOnce() -> bool) {
         let live = self.live.lock();
         if !*live {
@@ -421,7 +421,7 @@ pub struct Registration<'a, T: Operations> {
 
 impl<'a, T: Operations + EthtoolOps> Registration<'a, T> {
     /// Registers `ndev`, whose parent is bound, with the driver data that `data` initialises. The
-    /// interface may be opened before this returns. May sleep, takes RTNL.
+    /// interface may be opened before this returns. Acquires RTNL; may sleep.
     ///
     /// # Errors
     ///

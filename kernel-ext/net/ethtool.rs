@@ -62,8 +62,8 @@ impl Ack<'_> {
     }
 }
 
-/// ethtool operations of a driver. All run in process context under RTNL or the device's lock; they
-/// may sleep.
+/// ethtool operations of a driver. All operations run in process context under RTNL or the device's
+/// lock, and may sleep.
 #[vtable]
 pub trait EthtoolOps: Operations {
     /// Driver name (`ethtool -i`).
@@ -134,7 +134,7 @@ unsafe fn device<'a, T: Operations>(dev: *mut CNetDevice) -> &'a Device<T> {
     unsafe { &*bindings::extoll_net_owner(dev.cast()).cast::<Device<T>>() }
 }
 
-/// Copies a string into a fixed array, truncated to leave room for the terminator.
+/// Copies a string into a fixed array, truncated so that the terminator fits.
 fn copy_str(to: &mut [c_char], from: &[u8]) {
     to.fill(0);
     let room = to.len().saturating_sub(1);
@@ -145,8 +145,8 @@ fn copy_str(to: &mut [c_char], from: &[u8]) {
 
 /// # Safety
 ///
-/// Only the net core may call this function, for a device with `T`'s operations. The same applies
-/// to all functions below. `info` is valid and zeroed.
+/// Only the net core may call this function, for a device with `T`'s operations. These requirements
+/// apply to all functions below. `info` is valid and zeroed.
 unsafe extern "C" fn get_drvinfo<T: EthtoolOps>(
     dev: *mut CNetDevice,
     info: *mut bindings::ethtool_drvinfo,

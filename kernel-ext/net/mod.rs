@@ -7,7 +7,7 @@
 //! Life cycle of devices, enforced by types and drop order:
 //! 1. [`NetDev::alloc`] makes an unregistered device, shared by `Arc`.
 //! 2. [`Napi::new`] attaches a NAPI instance to the device.
-//! 3. [`Registration::new`] takes the driver's data and registers the device. The drop of the
+//! 3. [`Registration::new`] receives the driver's data and registers the device. The drop of the
 //!    registration unregisters the device and waits for every callback. Then the data are dropped.
 //!    Finally the last `Arc<NetDev>` frees the device.
 //!
@@ -36,8 +36,8 @@ use crate::bindings;
 /// Size of an Ethernet header in bytes.
 pub const ETH_HLEN: usize = 14;
 
-/// Guard that disables bottom halves on this CPU. Process context needs it around spin locks that
-/// NAPI or the transmit path also take. Task context or softirq, not hard interrupts.
+/// Guard that disables bottom halves on this CPU. Process context needs the guard around spin locks
+/// that NAPI or the transmit path also acquire. Task context or softirq, not hard interrupts.
 pub struct BhDisabled(core::marker::PhantomData<*mut ()>);
 
 impl BhDisabled {

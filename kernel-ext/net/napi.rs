@@ -105,8 +105,9 @@ impl<P: NapiPoll> Napi<P> {
         }? Error)
     }
 
-    /// Schedules the instance. If it is already scheduled or running, it is polled once more. No
-    /// effect while it is disabled. Any context, hard interrupts included.
+    /// Schedules the instance. If the instance is already scheduled or running, it is polled once
+    /// more. The call has no effect while the instance is disabled. Any context, hard interrupts
+    /// included.
     #[inline]
     pub fn schedule(&self) {
         // SAFETY: `raw` is initialised by the type invariant; the call is allowed in every state of

@@ -109,7 +109,7 @@ unsafe fn device<'a, T: Operations>(dev: *const bindings::net_device) -> &'a Dev
 /// # Safety
 ///
 /// Only the net core or `net_helpers.c` may call this function, for a device with `T`'s operations.
-/// The same applies to all functions below.
+/// These requirements apply to all functions below.
 unsafe extern "C" fn open<T: Operations>(dev: *mut bindings::net_device) -> c_int {
     // SAFETY: by the function's requirements this is a callback for a device with `T`'s operations.
     let d = unsafe { device::<T>(dev) };

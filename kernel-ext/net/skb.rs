@@ -24,7 +24,7 @@ pub enum Checksum {
     Unfinished {
         /// Position of the layer-4 header in bytes, from the Ethernet header.
         start: u16,
-        /// Position of the checksum in that header in bytes.
+        /// Position of the checksum in the layer-4 header in bytes.
         offset: u16,
     },
     /// The checksum is correct, so the stack does not verify it.
@@ -221,8 +221,8 @@ impl RxSkb {
         if bytes.len() > self.room() as usize {
             return Err(ENOSPC);
         }
-        // SAFETY: the room was checked, so this cannot fail. The frame is not shared, so the room
-        // does not overlap `bytes`.
+        // SAFETY: the free space was checked, so the call cannot fail. The frame is not shared, so
+        // the free space does not overlap `bytes`.
         unsafe {
             let to = bindings::extoll_skb_put(self.0.as_ptr(), bytes.len() as u32);
             core::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), bytes.len());
@@ -410,7 +410,7 @@ impl Drop for Owner {
 ///
 /// # Invariants
 ///
-/// The frame is empty, and has room for `len` bytes.
+/// The frame is empty, and has free space for `len` bytes.
 struct Room {
     skb: RxSkb,
     len: u32,
@@ -465,8 +465,8 @@ impl RxMapping {
         let (data, len) = room.range();
         for at in offsets.map(|at| at as usize) {
             if at.checked_add(tag.len()).is_some_and(|end| end <= len) {
-                // SAFETY: within the `len` bytes of room at `data`. The buffer is unshared, and the
-                // device cannot access it before the mapping below.
+                // SAFETY: the tag is within the `len` free bytes at `data`. The buffer is unshared,
+                // and the device cannot access it before the mapping below.
                 unsafe { data.add(at).cast::<[u8; 8]>().write_unaligned(tag) };
             }
         }
@@ -509,8 +509,8 @@ impl RxMapping {
     #[inline]
     pub fn complete(self, dev: &BoundDevice) -> Result<RxSkb, Self> {
         let Room { skb, len } = self.0.unmap(dev).map_err(Self)?;
-        // SAFETY: the frame is empty and was allocated with room for `len` bytes. The bytes are
-        // initialised memory, whatever the device has written.
+        // SAFETY: the frame is empty and was allocated for `len` bytes. The bytes are initialised
+        // memory, whatever the device has written.
         unsafe { bindings::extoll_skb_put(skb.0.as_ptr(), len) };
         Ok(skb)
     }

@@ -97,7 +97,7 @@ impl Table {
             };
             raw.push(entry, GFP_KERNEL_ACCOUNT)?;
         }
-        // The kernel reads and writes each value as one `u32`, like an atomic.
+        // The kernel reads and writes each value as one `u32`, so the accesses are atomic.
         let memory = values.0 .0.as_ptr().cast_mut().cast();
         // SAFETY: the namespace is valid by the function's requirements. Both vectors have the same
         // number of elements. The names are static. This object keeps both vectors, whose

@@ -26,7 +26,7 @@ const WINDOWS: usize = 6;
 
 /// State of a bridge.
 enum Phase {
-    /// Not made yet, or removed.
+    /// The bridge was not made yet, or was removed.
     Absent,
     Present,
 }
@@ -146,7 +146,7 @@ impl HostBridge {
         let bridge = KBox::pin_init(
             pin_init!(Bridge {
                 parent: parent.into(),
-                // INVARIANT: the reference was taken above.
+                // INVARIANT: the reference was acquired above.
                 anchor,
                 notifier <- Opaque::ffi_init(|n: *mut bindings::notifier_block| {
                     // SAFETY: `n` is valid for writes.
@@ -419,8 +419,8 @@ impl Bridge {
         let bridge = made.bridge;
         // SAFETY: `attach` set up the bridge.
         to_result(unsafe { bindings::pci_scan_root_bus_bridge(bridge) }).inspect_err(|_| {
-            // After an error the bridge has no bus. SAFETY: the PCI core does not use a bridge that
-            // is not registered.
+            // After an error the bridge has no bus. SAFETY: the PCI core uses only registered
+            // bridges.
             unsafe { (*bridge).bus = ptr::null_mut() }
         })?;
         // SAFETY: the bridge is registered, so it has a bus.

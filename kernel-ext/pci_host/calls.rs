@@ -41,8 +41,8 @@ unsafe fn of<'a>(pool: *const c_void) -> &'a Pool {
 
 /// # Safety
 ///
-/// Only the DMA operations of a device may call this function, with the pool of its bridge. The
-/// same applies to all functions below.
+/// Only the DMA operations of a device may call this function, with the pool of its bridge. These
+/// requirements apply to all functions below.
 unsafe extern "C" fn map(
     pool: *const c_void,
     phys: u64,

@@ -34,8 +34,8 @@ pub(super) fn operations() -> *mut bindings::pci_ops {
     (&raw const OPERATIONS.0).cast_mut()
 }
 
-/// Checks an access: bus 0, an aligned register. Returns function, offset and width, or an error of
-/// the PCI core.
+/// Checks that an access is to bus 0 and to an aligned register. Returns function, offset and
+/// width, or an error of the PCI core.
 fn locate(number: u8, devfn: c_uint, at: c_int, size: c_int) -> Result<(u8, u16, Width), c_int> {
     let width = Width::of(size).ok_or(BAD_REGISTER)?;
     let aligned = (at as u32) < END && at as u32 % width.bytes() == 0;

@@ -275,8 +275,8 @@ unsafe fn of_domain<'a>(domain: *mut bindings::irq_domain) -> &'a Interrupts {
 ///
 /// # Safety
 ///
-/// `data` belongs to an interrupt of a domain that [`Interrupts::new`] made. Both stay allocated
-/// while the result is used.
+/// `data` belongs to an interrupt of a domain that [`Interrupts::new`] made. Interrupt and domain
+/// stay allocated while the result is used.
 unsafe fn of_data<'a>(data: *mut bindings::irq_data) -> (&'a Interrupts, usize) {
     // SAFETY: by the function's requirements both are valid.
     unsafe { (of_domain((*data).domain), (*data).hwirq) }
@@ -284,8 +284,8 @@ unsafe fn of_data<'a>(data: *mut bindings::irq_data) -> (&'a Interrupts, usize) 
 
 /// # Safety
 ///
-/// Only the interrupt core may call this function, for a domain that [`Interrupts::new`] made. The
-/// same applies to all functions below.
+/// Only the interrupt core may call this function, for a domain that [`Interrupts::new`] made.
+/// These requirements apply to all functions below.
 unsafe extern "C" fn alloc(
     domain: *mut bindings::irq_domain,
     virq: c_uint,

@@ -76,7 +76,7 @@ unsafe impl Sync for Contiguous {}
 
 impl Contiguous {
     /// Allocates pages, on NUMA node `node` if it has free memory (-1: any node). Sleeps. Large
-    /// sizes take long, because other pages have to be moved.
+    /// sizes need much time, because other pages have to be moved.
     ///
     /// # Errors
     ///

@@ -221,7 +221,7 @@ impl Pool {
     }
 
     /// Leaks the pool if coherent memory was not freed, because a driver may still have a pointer
-    /// to it or a process may have it mapped. Returns the number of such chunks.
+    /// to it or a process may have it mapped. Returns the number of chunks that were not freed.
     pub(super) fn keep_leaked(this: &Arc<Self>) -> usize {
         let coherent = this.state.lock().coherent;
         if coherent > 0 {
@@ -230,8 +230,8 @@ impl Pool {
         coherent
     }
 
-    /// Returns the address of a byte of the memory. Callers take positions from runs of slots, so
-    /// they are in the memory.
+    /// Returns the address of a byte of the memory. Callers pass positions of runs of slots, which
+    /// are in the memory.
     fn at(&self, position: usize) -> *mut u8 {
         // Limits the offset to the end of the memory.
         let position = position.min(self.bytes());
@@ -394,8 +394,8 @@ impl Pool {
         self.state.lock().runs.free(run.first);
     }
 
-    /// Copies a part of a mapping. Does nothing for memory of `dma_alloc_pages`, which driver and
-    /// device share.
+    /// Copies `bytes` bytes of a mapping. Does nothing for memory of `dma_alloc_pages`, which
+    /// driver and device share.
     pub(super) fn sync(&self, address: u64, bytes: usize, to_device: bool) {
         if let Some((direct, position)) = self.in_pages(address) {
             // CPUs and devices access the same memory.

@@ -14,7 +14,8 @@ use kernel::{
 
 /// Number of BARs of a function.
 const BARS: usize = 6;
-/// Number of checks for remaining references to removed devices; with `PAUSE` they take 2 s.
+/// Number of checks for remaining references to removed devices; with a pause of `PAUSE` after each
+/// check, 2 s in all.
 const PATIENCE: u32 = 200;
 const PAUSE: Delta = Delta::from_millis(10);
 

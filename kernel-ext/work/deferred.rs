@@ -43,8 +43,8 @@ impl<T: Send + 'static> WorkItem for Slot<T> {
 /// dropping context holds. The drop queues a work item, which drops the value soon in process
 /// context. The work item is allocated together with the value, so the drop allocates nothing.
 ///
-/// Intended for handles in structures of softirqs, RCU or sockets: a port, a region, or an `Arc` of
-/// an object that is removed with its last reference.
+/// Intended for handles that softirqs, RCU callbacks or sockets drop: a port, a region, or an `Arc`
+/// of an object that is removed with its last reference.
 ///
 /// The work item is on the queue of all work items of the drivers ([`super::enqueue`]). The
 /// destructors are code of the module that drops the values. Such a module keeps a

@@ -130,8 +130,8 @@ impl Drop for Owner {
         for queue in [&RESETS, &WAITING, &QUEUE] {
             let own = queue.load(Relaxed);
             if !own.is_null() {
-                // SAFETY: `new` made the queue. Items that are queued during the call are drained,
-                // too.
+                // SAFETY: `new` made the queue. Items that are queued during the call are also
+                // drained.
                 unsafe { bindings::drain_workqueue(own) };
                 queue.store(ptr::null_mut(), Release);
                 rcu::synchronize_rcu();

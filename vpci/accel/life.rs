@@ -142,7 +142,7 @@ impl Nic {
             return;
         };
         let loss = *accelerator.loss.lock();
-        // Unbinding the driver may take arbitrarily long.
+        // Unbinding the driver may last arbitrarily long.
         lease.remove(loss.is_some());
         let _alone = self.accelerating.lock();
         self.end_all_access(lease, accelerator);
@@ -199,8 +199,7 @@ impl Nic {
         found: Option<&Found>,
     ) -> Result {
         self.still(remote, record)?;
-        // An error is ignored here, because a device that does not answer must also be
-        // disconnected.
+        // A device that does not answer is disconnected, but not reset.
         let quiet = remote.quiet(found.map(|f| &f.reset));
         self.shut(remote, record)?;
         if let (Some(()), Some(found)) = (quiet, found) {

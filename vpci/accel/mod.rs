@@ -5,7 +5,7 @@
 //!
 //! The commands borrow, list, reclaim, enrol and return run in a system call. The commands hold the
 //! mutex `accelerating` while they write registers of an accelerator's NIC. The mutex is not held
-//! while a driver is bound or unbound, which may take arbitrarily long. Work item 3 checks the
+//! while a driver is bound or unbound, which may last arbitrarily long. Work item 3 checks the
 //! lease words and disconnects lost devices at once. Work item 4 ends the leases of lost devices,
 //! and finishes clean-ups that failed before.
 
@@ -65,7 +65,7 @@ pub(crate) struct Accelerator {
     /// Supervision of the lease word.
     #[pin]
     watch: SpinLockIrq<Watch>,
-    /// Set when the device was lost or is being returned. No access to the device is made any more.
+    /// Set when the device was lost or is being returned. The device is not accessed any more.
     lost: AtomicFlag,
     /// Reason of the loss; `None` while the device is reachable.
     #[pin]
@@ -108,8 +108,9 @@ impl Accelerator {
         self.busy.store(false, Relaxed);
     }
 
-    /// Performs a configuration access for the kernel. `None` stands for all ones. Any context;
-    /// takes up to `access_ms`, and several times as long for the first access after a reset.
+    /// Performs a configuration access for the kernel. Returns `None` if the kernel must read all
+    /// ones. Any context; takes up to `access_ms`, and several times as long for the first access
+    /// after a reset.
     pub(crate) fn access(&self, nic: &Nic, request: ConfigAccess) -> Option<u32> {
         // Up to two attempts, because the first access after a reset only restores the BARs.
         for _ in 0..2 {

@@ -302,8 +302,8 @@ impl Inner {
                 self.rings = None;
                 todo.shut_tcp = true;
             }
-            // A client keeps answering servers that missed its fallback to TCP, for the time in
-            // which they may repeat ACCEPT.
+            // A client keeps answering servers that missed its fallback to TCP, for as many seconds
+            // as servers may repeat ACCEPT.
             (Decision::Tcp(_), _) if self.link.is_some() => {
                 self.rings = None;
                 if let Setup::Client(client) = &self.setup {

@@ -47,7 +47,7 @@ struct Fields {
 }
 
 impl Fields {
-    // Separate function, because moves of `Inner` take much stack.
+    // This is a separate function, because moves of `Inner` use much stack.
     #[inline(never)]
     fn make(self, inner: Inner) -> Result<Arc<Conn>> {
         let Self {

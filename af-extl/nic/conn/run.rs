@@ -13,7 +13,7 @@ const GET_BUDGET: u8 = 8;
 pub(in crate::nic) enum GetsPosted {
     /// The connection posted GETs, or wanted none.
     Some,
-    /// No slot was free for its GETs.
+    /// No slot was free for the connection's GETs.
     None,
 }
 

@@ -10,7 +10,7 @@ const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 /// Size of `struct sockaddr_in`.
 const V4: usize = 16;
-/// Size of `struct sockaddr_in6` without the scope, which TCP accepts as well.
+/// Size of `struct sockaddr_in6` without the scope. TCP also accepts this size.
 const V6: usize = 24;
 /// Size of `struct sockaddr_in6`.
 const V6_SCOPE: usize = 28;

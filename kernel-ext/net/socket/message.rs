@@ -87,7 +87,7 @@ impl Outgoing<'_> {
     }
 
     /// Calls `f` with the message as if it had no data, for the effects of TCP's `sendmsg` other
-    /// than sending. `f` must not take bytes.
+    /// than sending. `f` must not remove bytes from the message.
     pub fn without_data<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> R {
         // SAFETY: the message is valid and only this thread uses it.
         let left = unsafe { bindings::extoll_msg_hide(self.ptr.as_ptr()) };
@@ -105,7 +105,7 @@ impl Outgoing<'_> {
     ///
     /// # Errors
     ///
-    /// `ENOBUFS`: too many completions are pending; TCP's `sendmsg` would fail as well. `ENOMEM`.
+    /// `ENOBUFS`: too many completions are pending; TCP's `sendmsg` would also fail. `ENOMEM`.
     pub fn zerocopy(&self, tcp: &Tcp) -> Result<Option<Arc<Zerocopy>>> {
         // SAFETY: sock and message are valid; the caller is in process context and holds no spin
         // lock.
@@ -240,8 +240,8 @@ impl Incoming<'_> {
         copied(n, len)
     }
 
-    /// Skips up to `len` bytes of room without accessing the memory (`MSG_TRUNC`, with which a TCP
-    /// receiver discards data). Returns the number of skipped bytes.
+    /// Skips up to `len` bytes of the buffer without accessing the memory (`MSG_TRUNC`, with which
+    /// a TCP receiver discards data). Returns the number of skipped bytes.
     pub fn skip(&mut self, len: usize) -> usize {
         let n = len.min(self.remaining());
         // SAFETY: the iterator is valid, only this thread uses it, and `n` bytes are left.
@@ -259,8 +259,8 @@ impl Incoming<'_> {
         unsafe { bindings::extoll_msg_wants_inq(tcp.sk(), self.ptr.as_ptr()) }
     }
 
-    /// Reports the number of bytes left to read to a receiver that requested it (`TCP_INQ`, or
-    /// io_uring), like TCP at the end of a successful call. May sleep.
+    /// Reports the number of unread bytes to a receiver that requested that number (`TCP_INQ`, or
+    /// io_uring), as TCP does at the end of a successful call. May sleep.
     pub fn answer_inq(&mut self, tcp: &Tcp, left: usize) {
         let left = i32::try_from(left).unwrap_or(i32::MAX);
         // SAFETY: sock and message are valid; only this thread uses the message.
@@ -269,8 +269,8 @@ impl Incoming<'_> {
 }
 
 impl Splice<'_> {
-    /// Returns the flags of the call (`SPLICE_F_NONBLOCK` …). The flags of the file, not these,
-    /// decide whether the call waits for data ([`Tcp::is_nonblocking`]), like with TCP.
+    /// Returns the flags of the call (`SPLICE_F_NONBLOCK` …). As in TCP, the flags of the file
+    /// ([`Tcp::is_nonblocking`]) decide whether the call waits for data, not these flags.
     #[inline]
     pub fn flags(&self) -> u32 {
         self.flags

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Stream sockets with their own operations on top of TCP's.
+//! Stream sockets with separate operations on top of TCP's operations.
 //!
 //! # One socket
 //!
@@ -43,15 +43,15 @@
 //! | `splice` from the socket | [`Splice::by_recvmsg`]; for `splice` to the socket, `sendmsg` gets the pages |
 //! | waiting | [`Tcp::receiving`], [`Tcp::sending`], [`Waiting::until`] |
 //! | waking | [`Endpoint::wake`], [`Endpoint::fail`], in any context, also after the release |
-//! | `poll` | [`Tcp::poll_wait`], then the data path's own bits; [`Tcp::poll_now`] for TCP's; [`Tcp::no_space`] before reporting that there is no room |
+//! | `poll` | [`Tcp::poll_wait`], then the data path's bits; [`Tcp::poll_now`] for TCP's bits; [`Tcp::no_space`] before the data path reports that there is no free space |
 //! | TCP's side | [`Endpoint::ends`], [`Endpoint::queued`], [`Endpoint::ended`], [`Tcp::state`] |
 //! | destination | [`Tcp::route_to`], [`Tcp::route`], [`Tcp::interface_of`], [`Interface::is_of`], [`Neighbour`] |
 //! | TCP's future choice | [`Tcp::choose_port`], [`Listener::find`] |
 //! | timers, work | [`crate::timer`], [`crate::work`] |
 //!
-//! Functions that take the sock's lock (`lock_sock`) are documented as such. The lock is not held
-//! when they return, or when operations are called. A data path has its own locks. Around calls
-//! that take the sock's lock it may only hold mutexes.
+//! Functions that acquire the sock's lock (`lock_sock`) say so in their comments. The lock is not
+//! held when they return, or when operations are called. A data path has separate locks. A data
+//! path may hold only mutexes around calls that acquire the sock's lock.
 //!
 //! # The module
 //!

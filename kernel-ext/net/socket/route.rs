@@ -53,10 +53,10 @@ impl Interface {
         self.loopback
     }
 
-    /// Returns true if the interface belongs to a NIC: its driver is bound to a child of `nic`,
-    /// like exn to an auxiliary device. A module that is bound to another auxiliary device of the
-    /// NIC passes that device's parent. Interfaces on top of others (VLAN, bridge, bond …) do not
-    /// belong to a NIC.
+    /// Returns true if the interface belongs to a NIC: the interface's driver is bound to a child
+    /// of `nic`, as exn is bound to an auxiliary device. A module that is bound to another
+    /// auxiliary device of the NIC passes that device's parent. Interfaces on top of others (VLAN,
+    /// bridge, bond …) do not belong to a NIC.
     pub fn is_of(&self, nic: &device::Device) -> bool {
         self.bus
             .as_ref()
@@ -99,7 +99,7 @@ impl Interface {
 impl Route {
     fn from_raw(raw: bindings::extoll_route) -> Self {
         let [a, b, c, d, ..] = raw.local;
-        // INVARIANT: the reference passes to the result.
+        // INVARIANT: the result owns the reference from now on.
         let neighbour = NonNull::new(raw.neighbour).map(Neighbour);
         Self {
             interface: Interface::from_raw(&raw),
@@ -115,7 +115,7 @@ impl Route {
 }
 
 impl Tcp {
-    /// Returns the route that a `connect` of this socket to the address would look up now: in the
+    /// Returns the route that `connect` would find now for this socket and the address: in the
     /// socket's namespace, by its device, mark, user, type of service, local address and port.
     /// Mapped addresses count as IPv4. TCP may choose a different one of several equally good
     /// routes. Takes the sock's lock, may sleep.
@@ -184,21 +184,21 @@ impl Tcp {
 }
 
 /// Neighbour entry of a host on a link. The interface cannot be unregistered while this object
-/// exists, so it must be dropped soon. Any context but hard interrupts.
+/// exists, so it must be dropped soon. Any context except hard interrupts.
 ///
 /// # Invariants
 ///
 /// The entry is valid, and this object owns a reference to it.
 pub struct Neighbour(NonNull<bindings::neighbour>);
 
-// SAFETY: the functions used take the entry's lock.
+// SAFETY: the functions that are called acquire the entry's lock.
 unsafe impl Send for Neighbour {}
 // SAFETY: the reason given for `Send` applies.
 unsafe impl Sync for Neighbour {}
 
 impl Neighbour {
     /// Starts address resolution, unless the address is known; the stack repeats its requests for
-    /// some seconds. Any context but hard interrupts.
+    /// some seconds. Any context except hard interrupts.
     pub fn ask(&self) {
         // SAFETY: by the type invariant the entry is valid.
         unsafe { bindings::extoll_neighbour_ask(self.0.as_ptr()) }

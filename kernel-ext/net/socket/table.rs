@@ -14,9 +14,10 @@ use kernel::{error::from_result, module::this_module, prelude::*, ModuleMetadata
 ///
 /// # Safety
 ///
-/// Only operations may call this function, for their socket. The same applies to all functions
-/// below. The socket layer calls the operations with a reference to the file. Only the worker of a
-/// sockmap calls `sendmsg` without a reference, and TCP's release waits for that worker.
+/// Only operations may call this function, for their socket. These requirements apply to all
+/// functions below. The socket layer calls the operations with a reference to the file. Only the
+/// worker of a sockmap calls `sendmsg` without a reference, and TCP's release waits for that
+/// worker.
 unsafe fn socket<'a, T: Operations>(sock: *mut bindings::socket) -> Result<Socket<'a, T>> {
     // SAFETY: by the function's requirements the socket stays valid; with these operations it has a
     // TCP sock.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Waiting at a socket, like TCP's operations.
+//! Waiting at a socket with the semantics of TCP's operations.
 
 use super::Tcp;
 use crate::bindings;
@@ -16,10 +16,10 @@ use kernel::{
 ///
 /// A waiting task is in the wait queue of the socket's file.
 /// [`Endpoint::wake`](super::Endpoint::wake), and TCP's events of the connection, wake that queue;
-/// then the condition is checked again. Signals end the wait at once, fatal ones included, like all
-/// waits of TCP.
+/// then the condition is checked again. A signal, also a fatal one, ends the wait at once, as in
+/// all waits of TCP.
 ///
-/// Waiting and waking do not take the sock's lock (`lock_sock`). The lock **must not be held**,
+/// Waiting and waking do not acquire the sock's lock (`lock_sock`). The lock **must not be held**,
 /// because TCP could not process the connection during the wait. Locks or atomics of the data path
 /// protect the data that the condition reads. After each change of these data, the data path wakes
 /// the queue.

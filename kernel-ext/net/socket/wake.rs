@@ -20,7 +20,7 @@ pub enum Wake {
     Connected,
     /// The peer has finished sending.
     Finished,
-    /// Both directions are shut down.
+    /// Sending and receiving are shut down.
     HungUp,
 }
 
@@ -96,8 +96,7 @@ impl Endpoint {
     /// next caller of [`Tcp::take_error`], of an operation of TCP, or of `getsockopt` gets the
     /// error.
     pub fn fail(&self, error: Error) {
-        // SAFETY: the sock is valid by the type invariant. The access is atomic, like all others to
-        // this field.
+        // SAFETY: the sock is valid by the type invariant. All accesses to this field are atomic.
         unsafe { bindings::extoll_sock_set_error(self.as_raw(), -error.to_errno()) };
         self.wake(Wake::Error);
     }
@@ -221,8 +220,8 @@ impl Tcp {
         }
     }
 
-    /// Sets the part of [`Linger::Wait`] that remains for TCP, in jiffies. TCP waits for that time
-    /// when its part is closed. Only the last operation on the socket may call this function.
+    /// Sets the remaining time of [`Linger::Wait`], in jiffies. TCP waits for that time when TCP's
+    /// connection is closed. Only the last operation on the socket may call this function.
     pub fn lingered(&self, left: Jiffies) {
         let left = c_long::try_from(left).unwrap_or(c_long::MAX);
         // SAFETY: the sock is valid by the type invariant.
@@ -259,7 +258,7 @@ impl Tcp {
     }
 
     /// Returns true if the file is non-blocking (`O_NONBLOCK`); the flags of `recvmsg` and
-    /// `sendmsg` contain that, too. Any context.
+    /// `sendmsg` also contain this property. Any context.
     pub fn is_nonblocking(&self) -> bool {
         // SAFETY: the socket is valid by the type invariant, and so is its file while an operation
         // runs.
