@@ -72,7 +72,7 @@ pub(crate) fn family() -> u32 {
 
 /// Returns the protocol number.
 pub(crate) fn protocol() -> u16 {
-    // In range: the module checks the value when it is loaded.
+    // The value fits `u16`, because the module checks its range at load time.
     module_parameters::protocol.value() as u16
 }
 

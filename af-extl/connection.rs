@@ -73,7 +73,7 @@ struct Bytes {
     direct: Atomic<u64>,
 }
 
-/// Private data of a socket. Listed in its namespace while it exists.
+/// Private data of a socket. The namespace lists the data while they exist.
 pub(crate) struct Connection {
     info: Arc<SocketInfo>,
     number: u64,

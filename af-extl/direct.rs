@@ -66,7 +66,8 @@ pub(crate) fn decided(
     })
 }
 
-/// Returns whether TCP's connection exists. Notifies the direct connection if it does not.
+/// Returns whether TCP's connection exists. Notifies the direct connection if TCP's connection does
+/// not exist.
 pub(crate) fn tcp_lives(tcp: &Tcp, conn: &Arc<Conn>) -> bool {
     let lives = tcp.state() != State::Close;
     if !lives {
@@ -190,7 +191,8 @@ fn send_all(
             }
             let lent = match &completion {
                 Some(completion) => zero::send_later(conn, msg, completion, what),
-                // Flag `MSG_ZEROCOPY` without `SO_ZEROCOPY`.
+                // The call has `MSG_ZEROCOPY` without `SO_ZEROCOPY` and must not wait, so it
+                // copies.
                 None if waiting.is_over() => None,
                 None => {
                     drop(writer);

@@ -127,7 +127,7 @@ fn tuple_of(sock: &Endpoint) -> Tuple {
 ///
 /// # Errors
 ///
-/// Returns the reason for the fallback to TCP. The client is informed if it has sent a request.
+/// Returns the reason for the fallback to TCP. A client that has sent a request is notified.
 pub(crate) fn accept(tcp: &Tcp) -> Result<Arc<Conn>, Fallback> {
     let sock = tcp.endpoint().map_err(|_| Fallback::NoRoute)?;
     let tuple = tuple_of(&sock);

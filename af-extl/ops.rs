@@ -64,7 +64,7 @@ fn connecting<'a, A, R>(
 }
 
 /// Closes TCP's connection if the streams have ended. Operations that depend on TCP's state call
-/// this first, because the program may reuse the socket then.
+/// this function first, because the program may reuse the socket afterwards.
 fn end_with_stream(sock: &Socket<'_, Stream>) {
     if let Mode::Direct(conn) = sock.data().mode() {
         if direct::has_ended(&conn) {

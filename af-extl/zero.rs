@@ -194,9 +194,9 @@ pub(crate) fn send(
     }
 }
 
-/// Lends `bytes` bytes from address `start` to the peer without waiting. Returns the number of
-/// bytes; `None`: they must be copied. The completion is signalled when the peer has finished
-/// reading. The caller holds the connection's `writer`.
+/// Lends `bytes` bytes from address `start` to the peer without waiting. Returns the number of lent
+/// bytes. Returns `None` if the caller must copy the bytes. The completion is signalled when the
+/// peer has finished reading. The caller holds the connection's `writer`.
 pub(crate) fn send_later(
     conn: &Arc<Conn>,
     msg: &mut Outgoing<'_>,

@@ -7,6 +7,6 @@ use crate::bindings;
 /// Writes back and invalidates all caches of the calling CPU (`wbinvd`). Slow, and slows down other
 /// CPUs too. Any context.
 pub fn flush_all() {
-    // SAFETY: `wbinvd` has no preconditions. Memory contents as programs see them stay the same.
+    // SAFETY: `wbinvd` has no preconditions. The memory contents that programs see do not change.
     unsafe { bindings::extoll_flush_caches() }
 }

@@ -47,8 +47,8 @@ enum Content<T> {
 }
 
 /// Directory in the root of debugfs, with files (mode 0400, or 0600 if they are writable) and
-/// subdirectories. The drop removes it and waits for running callbacks; it may sleep. Afterwards no
-/// callback runs, and files that are still open return `EIO`.
+/// subdirectories. The drop removes the directory and waits for running callbacks. The drop may
+/// sleep. Afterwards no callback runs, and files that are still open return `EIO`.
 ///
 /// # Invariants
 ///
@@ -191,8 +191,8 @@ impl<M: ModuleMetadata + 'static, T: Send + Sync + 'static> Operations<M, T> {
 
 /// # Safety
 ///
-/// Only debugfs may call this, for an inode that points to a valid `File<T>` and a file that is
-/// being opened.
+/// Only debugfs may call this function, for an inode that points to a valid `File<T>` and a file
+/// that is being opened.
 unsafe extern "C" fn open<T: Send + Sync + 'static>(
     inode: *mut bindings::inode,
     file: *mut bindings::file,
@@ -204,8 +204,8 @@ unsafe extern "C" fn open<T: Send + Sync + 'static>(
 
 /// # Safety
 ///
-/// Only `seq_read` and `seq_lseek` may call this, for a file opened by [`open`] that is not removed
-/// yet. debugfs ensures this, because the removal waits for their return.
+/// Only `seq_read` and `seq_lseek` may call this function, for a file opened by [`open`] that is
+/// not removed yet. debugfs ensures this, because the removal waits for their return.
 unsafe extern "C" fn show<T: Send + Sync + 'static>(
     seq: *mut bindings::seq_file,
     _: *mut c_void,
@@ -221,8 +221,8 @@ unsafe extern "C" fn show<T: Send + Sync + 'static>(
 
 /// # Safety
 ///
-/// Only debugfs may call this, for a file opened by [`open`] that is not removed yet. `text` is the
-/// writer's buffer.
+/// Only debugfs may call this function, for a file opened by [`open`] that is not removed yet.
+/// `text` is the writer's buffer.
 unsafe extern "C" fn write<T: Send + Sync + 'static>(
     file: *mut bindings::file,
     text: *const c_char,

@@ -15,7 +15,7 @@
 #include <net/sock.h>
 #include <trace/events/net_probe_common.h>
 
-/* Addresses of both ends; TP_STORE_ADDR_PORTS fills them in. */
+/* Address fields of both ends, which TP_STORE_ADDR_PORTS fills in. */
 #define EXTL_ENDS \
 	__array(__u8, saddr, sizeof(struct sockaddr_in6)) \
 	__array(__u8, daddr, sizeof(struct sockaddr_in6))

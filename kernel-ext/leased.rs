@@ -189,7 +189,7 @@ impl LeasedDevice {
     }
 
     /// Disables bus mastering and waits up to a few seconds for pending transactions of the
-    /// function. Returns false if some are still pending. May sleep.
+    /// function. Returns false if transactions are still pending. May sleep.
     pub fn quiesce(&self) -> bool {
         if !self.is_usable() {
             return true;

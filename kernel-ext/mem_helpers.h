@@ -52,8 +52,8 @@ int extoll_device_node(struct device *dev);
 
 /*
  * Range of a device's DMA addresses, to which pages are linked later. Allocation returns false
- * without an IOMMU. All sizes are whole pages. Link and unlink: any context; they do not change
- * this state.
+ * without an IOMMU. All sizes are whole pages. Pages may be linked and unlinked in any context,
+ * which does not change this structure.
  */
 struct extoll_iova {
 	u64 base;
@@ -63,7 +63,10 @@ bool extoll_iova_alloc(struct device *dev, struct extoll_iova *range, size_t siz
 void extoll_iova_free(struct device *dev, const struct extoll_iova *range);
 int extoll_iova_link(struct device *dev, const struct extoll_iova *range, size_t offset,
 		     phys_addr_t phys, size_t size, enum dma_data_direction direction);
-/* Unlinks a range, all of which is linked. The device cannot access the pages when this returns. */
+/*
+ * Unlinks a range, all of which is linked. The device cannot access the pages any more when this
+ * function returns.
+ */
 void extoll_iova_unlink(struct device *dev, const struct extoll_iova *range, size_t offset,
 			size_t size, enum dma_data_direction direction);
 

@@ -209,7 +209,7 @@ impl Tunable {
     }
 }
 
-/// Owner of the overrides. `extoll.ko` keeps it while it is loaded.
+/// Owner of the overrides. `extoll.ko` keeps this object while the module is loaded.
 pub struct Overrides(());
 
 impl Overrides {

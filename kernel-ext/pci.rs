@@ -274,7 +274,8 @@ impl<'a> MsiVectors<'a> {
         self.count
     }
 
-    /// Installs the handler on vector 0. May sleep; the handler may run before this returns.
+    /// Installs the handler on vector 0. May sleep; the handler may run before this function
+    /// returns.
     ///
     /// # Errors
     ///

@@ -198,7 +198,7 @@ static size_t pool_max_mapping(struct device *dev)
 	return h->calls->largest(h->pool);
 }
 
-/* Larger mappings rarely find contiguous slots, and they are copied anyway. */
+/* Larger mappings rarely find contiguous slots, and all mappings are copied in any case. */
 static size_t pool_opt_mapping(void)
 {
 	return 128 * 1024;

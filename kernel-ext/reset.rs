@@ -87,7 +87,7 @@ impl<T: ResetClient> ResetWatch<T> {
 
     /// # Safety
     ///
-    /// Only `reset.c` may call this, while the watch is in its list.
+    /// Only `reset.c` may call this function, while the watch is in its list.
     unsafe extern "C" fn prepare_reset(client: *const c_void, reachable: bool) {
         // SAFETY: by the function's requirement and the type invariant the pointer came from
         // `Arc::as_ptr` of a client that lives during the call. `ManuallyDrop` leaves its reference

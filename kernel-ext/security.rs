@@ -56,7 +56,7 @@ pub fn random() -> u64 {
     unsafe { bindings::get_random_u64() }
 }
 
-/// Pages charged to `RLIMIT_MEMLOCK` of a user. The drop uncharges them, in any context.
+/// Pages charged to `RLIMIT_MEMLOCK` of a user. The drop uncharges the pages, in any context.
 ///
 /// # Invariants
 ///

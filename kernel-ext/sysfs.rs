@@ -62,9 +62,9 @@ struct File<T> {
     id: u32,
 }
 
-/// Directory of files below a device's directory. The drop removes it and waits for running
-/// callbacks; it may sleep. Afterwards no callback runs, and files that are still open return
-/// `ENODEV`.
+/// Directory of files below a device's directory. The drop removes the directory and waits for
+/// running callbacks. The drop may sleep. Afterwards no callback runs, and files that are still
+/// open return `ENODEV`.
 ///
 /// # Invariants
 ///
@@ -220,14 +220,14 @@ unsafe fn file<'a, T: Files>(attribute: *mut bindings::device_attribute) -> (&'a
 
 /// # Safety
 ///
-/// Only sysfs may call this, for an attribute of a [`Group`].
+/// Only sysfs may call this function, for an attribute of a [`Group`].
 unsafe extern "C" fn show<T: Files>(
     _: *mut bindings::device,
     attribute: *mut bindings::device_attribute,
     page: *mut c_char,
 ) -> isize {
-    // SAFETY: sysfs calls this only before the attribute is removed, and the removal waits for the
-    // return.
+    // SAFETY: sysfs calls this function only before the attribute is removed, and the removal waits
+    // for the return.
     let (data, id) = unsafe { file::<T>(attribute) };
     // SAFETY: sysfs passes a zeroed page that only this call uses.
     let page = unsafe { core::slice::from_raw_parts_mut(page.cast(), PAGE_SIZE) };

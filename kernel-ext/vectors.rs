@@ -50,7 +50,7 @@ unsafe impl<T: VectorHandler> Sync for Vectors<'_, T> {}
 
 impl<'a, T: VectorHandler> Vectors<'a, T> {
     /// Allocates and requests 1 to `max` vectors, of MSI-X or of plain MSI. May sleep. The handler
-    /// may be called before this returns.
+    /// may be called before this function returns.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
                 vector,
                 irq,
             };
-            // The capacity is `max`, so this cannot fail.
+            // The capacity is `max`, so the call cannot fail.
             let _ = cookies.push_within_capacity(cookie);
         }
         // From now on the drop frees the vectors.
@@ -130,7 +130,7 @@ impl<'a, T: VectorHandler> Vectors<'a, T> {
 
     /// # Safety
     ///
-    /// Only the interrupt core may call this, with a cookie of a [`Vectors`].
+    /// Only the interrupt core may call this function, with a cookie of a [`Vectors`].
     unsafe extern "C" fn callback(_irq: c_int, cookie: *mut c_void) -> bindings::irqreturn_t {
         // SAFETY: by the function's requirements the cookie belongs to a [`Vectors`], which is
         // alive because its drop frees the interrupt first.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Control device `/dev/extoll_pci`: the administrator writes a command and reads its result.
-//! Opening it requires `CAP_NET_ADMIN` and `CAP_SYS_RAWIO`. Process context; commands may sleep.
+//! Opening the device requires `CAP_NET_ADMIN` and `CAP_SYS_RAWIO`. Process context; commands may
+//! sleep.
 //!
 //! | Command | Result |
 //! |---|---|

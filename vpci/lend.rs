@@ -3,8 +3,8 @@
 //! Lender: the PCI driver of devices that this node lends, and the intervals that are open for
 //! their borrowers.
 //!
-//! Process context, may sleep, except [`access`]. Locks: the mutex `by` of a device, then those of
-//! [`Nic`].
+//! Process context, may sleep, except [`access`]. Lock order: the mutex `by` of a device, then the
+//! locks of [`Nic`].
 
 use crate::{conf, nic::Nic};
 use core::pin::Pin;

@@ -366,7 +366,7 @@ impl Nic {
     }
 
     /// Releases the reserved target numbers of an earlier module instance once the quarantine has
-    /// ended. Returns whether it has. May sleep.
+    /// ended. Returns whether the quarantine has ended. May sleep.
     pub(crate) fn release_earlier_targets(&self) -> bool {
         let begins = self.begins();
         if self.now() < begins {
@@ -407,7 +407,7 @@ impl Nic {
         Ok(open.as_ref().ok_or(ENODEV)?.handle.smfu().clone())
     }
 
-    /// Returns a handle of the NIC. The caller must drop it soon. May sleep.
+    /// Returns a handle of the NIC. The caller must drop the handle soon. May sleep.
     ///
     /// # Errors
     ///

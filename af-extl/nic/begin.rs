@@ -46,7 +46,7 @@ impl Nic {
         })
     }
 
-    /// Puts a connection into the table and starts it.
+    /// Puts a connection into the table and starts the negotiation.
     fn begin(
         self: &Arc<Self>,
         made: Result<Arc<Conn>>,

@@ -60,21 +60,21 @@ pub(crate) enum Decision {
 /// Actions to perform after the connection's lock was released.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Todo {
-    /// Wake readers.
+    /// Set if readers must be woken.
     readable: bool,
-    /// Wake writers.
+    /// Set if writers must be woken.
     writable: bool,
-    /// Wake all threads: the connection ended or its carrier was decided.
+    /// Set if all threads must be woken, because the connection ended or its carrier was decided.
     state: bool,
-    /// Remove the connection from the table.
+    /// Set if the connection must be removed from the table.
     forget: bool,
-    /// Run the connection again: it has more to send.
+    /// Set if the connection must run again, because it has more to send.
     again: bool,
-    /// Shut down directions of TCP's connection.
+    /// Set if directions of TCP's connection must be shut down.
     shut_tcp: bool,
-    /// Wake threads that wait for the peer's end.
+    /// Set if threads that wait for the peer's end must be woken.
     finished: bool,
-    /// Release memory that was lent by calls that have returned.
+    /// Set if memory must be released that was lent by calls that have returned.
     release: bool,
     /// Time at which to run the connection, unless it is scheduled earlier.
     at: Option<Time>,
@@ -262,8 +262,8 @@ impl Conn {
         f(&mut self.inner.lock())
     }
 
-    /// Records that the program has read `len` bytes. In most cases the peer needs no update, and
-    /// there is no further action.
+    /// Records that the program has read `len` bytes. In most cases the peer needs no update, so no
+    /// further action is needed.
     pub(crate) fn consume(self: &Arc<Self>, len: u32) {
         let news = self.peek(|inner| {
             let Some(stream) = inner.direct() else {
@@ -389,7 +389,8 @@ impl Conn {
         }
     }
 
-    /// Evaluates the state of TCP's connection. Returns whether it may decide the carrier.
+    /// Evaluates the state of TCP's connection. Returns whether that state decides that TCP is the
+    /// carrier.
     fn evaluate_tcp(self: &Arc<Self>, queued: Queued) -> bool {
         let state = self.sock.ends().state;
         // A FIN alone decides nothing: a peer that uses the streams may have closed its socket, and

@@ -123,8 +123,7 @@ impl Link {
         }
     }
 
-    /// Sends a message without data to any port. The message is lost if the port cannot send it
-    /// now.
+    /// Sends a message without data to any port. A message that the port cannot send now is lost.
     pub(super) fn send_any(&self, to: (NodeId, Vpid), message: &Message) {
         let mut bytes = [0; MESSAGE];
         put_words(message.words().as_slice(), &mut bytes);
@@ -300,9 +299,9 @@ struct Tagged {
 }
 
 impl Tagged {
-    /// Visits the tags until one of the functions returns true; returns whether one did. `row` gets
-    /// equally spaced tags of the ring, `divided` single tags: those that wrap around the end of
-    /// the ring, and all in a reader's memory.
+    /// Visits the tags until `row` or `divided` returns true, and returns whether one of them did.
+    /// `row` gets runs of equally spaced tags in the ring. `divided` gets single tags: a tag that
+    /// wraps around the end of the ring, and each tag in a reader's memory.
     fn visit_tags(
         &self,
         mut row: impl FnMut(TagPositions) -> bool,

@@ -205,8 +205,8 @@ impl Nic {
     }
 
     /// Processes stream messages. `setup` decides about a negotiation message, which ends the
-    /// batch. Returns whether more may be pending. If not, the mailbox is armed, or a thread polls
-    /// it busily.
+    /// batch. Returns whether more may be pending. If false, the mailbox is armed, or a thread
+    /// polls it busily.
     fn process_some(
         self: &Arc<Self>,
         ports: &mut Ports,

@@ -34,8 +34,8 @@ impl Waiters {
         }))
     }
 
-    /// Returns the number of notifications. The caller reads it before an attempt that may lead to
-    /// [`Waiters::wait`]. Any context.
+    /// Returns the number of notifications. The caller reads this number before an attempt that may
+    /// lead to [`Waiters::wait`]. Any context.
     pub(super) fn seen(&self) -> u64 {
         self.notifications.load(Relaxed)
     }
@@ -45,7 +45,7 @@ impl Waiters {
     pub(super) fn wait(&self, slot: u32, seen: u64) -> bool {
         let mut queue = self.queue.lock();
         queue.push(slot);
-        // `notifications` is read with the lock held. The notifier changes it before
+        // `notifications` is read with the lock held. The notifier changes `notifications` before
         // [`Waiters::next`] acquires the lock. So the waiter sees the notification, or the notifier
         // sees the waiter.
         self.notifications.load(Relaxed) != seen

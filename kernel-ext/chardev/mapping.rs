@@ -40,7 +40,7 @@ pub enum Cache {
     Uncached,
 }
 
-/// Page frame, with the caching of CPU accesses to it.
+/// Page frame, and the caching of CPU accesses to the frame.
 #[derive(Clone, Copy)]
 pub struct Frame {
     number: usize,
@@ -251,7 +251,7 @@ fn take_offsets(pages: usize) -> Result<u64> {
 ///
 /// # Invariants
 ///
-/// `vma` is new, shared, not yet visible to others. The caller of the handler has locked it.
+/// `vma` is new, shared, not yet visible to others. The caller of the handler has locked the VMA.
 pub struct NewMapping<'a> {
     vma: NonNull<bindings::vm_area_struct>,
     _lock: PhantomData<&'a ()>,

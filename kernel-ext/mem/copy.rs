@@ -107,9 +107,9 @@ pub struct TagPositions {
 type Tag = [u8; 8];
 
 impl PageList {
-    /// Visits the tags in ascending order. Calls `f` with the address of a tag within one
-    /// page, and `across` with the position of a tag that crosses a page boundary. Stops when one
-    /// of them returns true, and returns whether that happened.
+    /// Visits the tags in ascending order. Calls `f` with the address of a tag within one page, and
+    /// `across` with the position of a tag that crosses a page boundary. Stops when `f` or `across`
+    /// returns true, and returns whether one of them did.
     fn visit_tags(
         &self,
         tags: TagPositions,

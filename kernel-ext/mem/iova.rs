@@ -76,8 +76,8 @@ impl IovaRange {
         })
     }
 
-    /// Unlinks pages. The device cannot access them when this returns. Returns false for arguments
-    /// that [`Self::link`] would reject. Any context.
+    /// Unlinks pages. The device cannot access the pages any more when this function returns.
+    /// Returns false for arguments that [`Self::link`] would reject. Any context.
     ///
     /// # Safety
     ///

@@ -51,8 +51,8 @@ pub(super) enum Hold {
 ///
 /// Each pointer refers to a page with a permanent kernel address, which is not freed while `hold`
 /// exists. `Pins` and `References` own one pin or reference for each page in the list. A device may
-/// read all pages, and write them if [`PageList::is_writable`]. `offset` is less than a page, and
-/// `offset + bytes` does not exceed the size of all pages.
+/// read all pages, and may also write them if [`PageList::is_writable`] returns true. `offset` is
+/// less than a page, and `offset + bytes` does not exceed the size of all pages.
 pub struct PageList {
     pub(super) pages: KVVec<*mut bindings::page>,
     pub(super) hold: Hold,

@@ -42,7 +42,7 @@ impl PreallocatedTable {
             return Err(EINVAL);
         }
         let table = KBox::new(Opaque::<bindings::sg_table>::zeroed(), GFP_KERNEL)?;
-        // SAFETY: zeroed memory, which this call initialises as a table.
+        // SAFETY: `table` is zeroed memory, which this call initialises as a table.
         to_result(unsafe {
             bindings::sg_alloc_table(table.get(), pages, kernel::bindings::GFP_KERNEL)
         })?;
@@ -194,7 +194,7 @@ impl Streaming<PreallocatedPages> {
     /// Returns the segments: bus address and number of pages. Addresses are multiples of the page
     /// size.
     pub fn segments(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        // SAFETY: a mapped table by the type invariant while it is borrowed.
+        // SAFETY: by the type invariant the table is mapped while `self` is borrowed.
         let table: &SGTable = unsafe { SGTable::from_raw(self.kind.prealloc.table.get()) };
         table
             .iter()

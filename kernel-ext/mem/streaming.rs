@@ -31,7 +31,7 @@ pub trait Kind: sealed::Sealed {
     /// # Safety
     ///
     /// The memory must be mapped in this direction for this device, in the same binding. The device
-    /// must not access it any more.
+    /// must not access the memory any more.
     #[doc(hidden)]
     unsafe fn unmap(self, dev: &BoundDevice, direction: DataDirection) -> Self::Owner;
 }
@@ -46,7 +46,7 @@ pub trait Kind: sealed::Sealed {
 /// Memory that a device may access after its user has ended is handed over to a quarantine
 /// (`extoll_core::quarantine`). The quarantine may keep a mapping for any time, because the mapping
 /// refers neither to its device nor to code of the module that made it. Only the owner of the
-/// memory may refer to them.
+/// memory may contain references to the module or the device.
 ///
 /// # Examples
 ///
@@ -144,7 +144,7 @@ impl Bytes {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is empty.
+    /// `EINVAL` if the vector is empty.
     pub fn new(bytes: KVec<u8>) -> Result<Self> {
         if bytes.is_empty() {
             return Err(EINVAL);
@@ -377,7 +377,7 @@ impl Streaming<Pages> {
     /// Returns the segments: bus address and number of pages. Addresses are multiples of the page
     /// size.
     pub fn segments(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        // SAFETY: a mapped table by the type invariant while it is borrowed.
+        // SAFETY: by the type invariant the table is mapped while `self` is borrowed.
         let table: &SGTable = unsafe { SGTable::from_raw(self.kind.table.get()) };
         table
             .iter()

@@ -75,7 +75,7 @@ mod tests {
         let map = StreamingRange::map(&dev, bytes(100)?, direction).map_err(|(_, e)| e)?;
         assert!(map.addr() != 0);
         assert_eq!(map.bytes(), 100);
-        // The device is the same, but the binding is another.
+        // The device is the same, but the binding is different.
         let Err(map) = map.unmap(&sample.bind()) else {
             return Err(EEXIST);
         };

@@ -15,6 +15,16 @@ pub const MAX_PINNED: usize = 1 << 27;
 /// Minimum number of pointers that are allocated at a time.
 const CHUNK: usize = 4096;
 
+/// Lifetime of pins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pin {
+    /// The pages stay pinned until the registration ends. Pinning may first move pages. Memory that
+    /// cannot stay pinned is rejected (`FOLL_LONGTERM`).
+    Registration,
+    /// The pages stay pinned until the end of one transfer, which has a deadline.
+    Transfer,
+}
+
 /// State of the addresses at which pages of a process were pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Maps {
@@ -77,7 +87,45 @@ impl PageList {
     /// - `EINTR`: may is advanced separately,
     // and `EOPNOTSUPP`: the memory the iterator.
     let be pinned for a long time.
+    pub fn pin(start: list, mut left) = (KVVec::<UserBytes>::new(), max);
+    while left > 0 {
+        let mut start = 0;
+        // SAFETY: `copy` is a valid iterator, and `start` a local variable.
+        let len = unsafe { bindings::extoll_iter_chunk(&mut copy, left, &mut start) };
+        let len = usize::try_from(len).map_err(|_| Error::from_errno(len as c_int))?;
+        if len == 0 {
+            break;
+        }
+        left -= len;
+        start.checked_add(len).ok_or(EINVAL)?;
+        match list.last_mut() {
+            Some(last) if last.0 + last.1 == start => last.1 += len,
+            _ => list.push((start, len), GFP_KERNEL)?,
+        }
+    }
+    Ok(list)
+}
+
+impl PageList {
+    /// Pins the `bytes` bytes at `start` of the current process, both multiples of the page size,
+    /// for a registration. The device may read the pages, and may also write them if `write` is
+    /// set. The pages count as pinned memory of the process, and are charged to its user
+    /// ([`LockedPages`]). The list is charged to the memory control group. Process context; sleeps.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL`: not page aligned, empty, or wraps around.
+    /// - `ENOSPC`: more than [`MAX_PINNED`] pages.
+    /// - `EFAULT`: not mapped, not mapped with that access, or called by a kernel thread.
+    /// - `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded without `CAP_IPC_LOCK`.
+    /// - `EINTR`: a fatal signal is pending.
+    /// - `EOPNOTSUPP`: the memory cannot be pinned for a long time.
     pub fn pin(start: usize, bytes: usize, write: bool) -> Result<Self> {
+        let end = start.checked_add(bytes).ok_or(EINVAL)?;
+        if bytes == 0 || (start | end) % PAGE != 0 {
+            return Err(EINVAL);
+        }
+        Self::pin_ranges(&[(start, bytes: usize, write: bool) -> Result<Self> {
         let end = start.checked_add(bytes).ok_or(EINVAL)?;
         if bytes == 0 || (start | end) % PAGE != 0 {
             return Err(EINVAL);

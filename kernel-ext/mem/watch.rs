@@ -16,7 +16,8 @@ use kernel::{
 /// Change of pages in the range that is about to happen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// The pages are unmapped or moved, or the process ends. The addresses will be empty.
+    /// The pages are unmapped or moved, or the process ends. Afterwards no page is mapped at the
+    /// addresses.
     Unmapped,
     /// The page table entries change. The addresses may get other pages, but often keep the same
     /// ones, for example when a huge page is split.
@@ -138,8 +139,8 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // SAFETY: by the type invariant the notifier is registered. The kernel does not use it
-        // afterwards.
+        // SAFETY: by the type invariant the notifier is registered. The kernel does not use the
+        // notifier afterwards.
         unsafe { bindings::mmu_interval_notifier_remove(self.0.notifier.get()) };
     }
 }

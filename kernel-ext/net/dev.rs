@@ -147,8 +147,8 @@ impl NetDev {
         unsafe { bindings::extoll_net_rx_csum(self.as_raw()) }
     }
 
-    /// Returns a copy of the interface name, for messages. Before registration it is the pattern.
-    /// The name may change at any time.
+    /// Returns a copy of the interface name, for messages. Before registration the name is the
+    /// pattern with `%d`. The name may change at any time.
     pub fn name(&self) -> [u8; 16] {
         let mut name = [0u8; 16];
         // SAFETY: the device is valid. The device's name is an array of 16 bytes, of which the last
@@ -408,7 +408,7 @@ impl<T: Operations> Rtnl<'_, T> {
 }
 
 /// Registered net device, which must be dropped before its parent is unbound. The drop unregisters
-/// it and waits for callbacks; no callback runs afterwards.
+/// the device and waits for callbacks; no callback runs afterwards.
 ///
 /// # Invariants
 ///
@@ -421,12 +421,12 @@ pub struct Registration<'a, T: Operations> {
 
 impl<'a, T: Operations + EthtoolOps> Registration<'a, T> {
     /// Registers `ndev`, whose parent is bound, with the driver data that `data` initialises. The
-    /// interface may be opened before this returns. Acquires RTNL; may sleep.
+    /// interface may be opened before this function returns. Acquires RTNL; may sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the device has another parent. `EBUSY`: it was registered before. Errors of `data`
-    /// and of the net core.
+    /// `EINVAL`: the device has another parent. `EBUSY`: the device was registered before. Other
+    /// errors come from `data` and from the net core.
     pub fn new(
         ndev: Arc<NetDev>,
         parent: &'a device::Device<device::Bound>,

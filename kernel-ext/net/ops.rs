@@ -144,8 +144,8 @@ unsafe extern "C" fn stop<T: Operations>(dev: *mut bindings::net_device) -> c_in
 
 /// # Safety
 ///
-/// The requirements of [`open`] apply. The caller owns `skb` and passes it on, unless busy is
-/// returned.
+/// The requirements of [`open`] apply. The caller owns `skb` and passes it on, unless the function
+/// returns busy.
 unsafe extern "C" fn start_xmit<T: Operations>(
     skb: *mut bindings::sk_buff,
     dev: *mut bindings::net_device,

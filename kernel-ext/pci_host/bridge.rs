@@ -82,8 +82,8 @@ unsafe impl Sync for HostBridge {}
 
 impl HostBridge {
     /// Makes a bridge below `parent`, finds the devices behind it, and binds their drivers.
-    /// `vectors` is 1 to 2048. Calls `functions` from now on. Process context without locks; sleeps
-    /// until the drivers are bound.
+    /// `vectors` is 1 to 2048. From then on, the bridge calls `functions`. Process context without
+    /// locks; sleeps until the drivers are bound.
     ///
     /// # Errors
     ///
@@ -192,6 +192,12 @@ impl HostBridge {
     /// Returns counts of accesses to configuration space. Any context.
     pub fn accesses(&self) -> Accesses {
         self.bridge.gate.accesses()
+    }
+
+    /// Returns true if the bridge was made and has not been removed. Waits while the bridge is
+    /// being removed.
+    pub fn is_present(&self) -> bool {
+        matches!(*self.bridge.phase.lock(), Phase::Present)
     }
 
     /// Removes the bridge while the devices still answer: unbinds drivers, removes devices, drops
@@ -426,8 +432,8 @@ impl Bridge {
         // SAFETY: the bridge is registered, so it has a bus.
         let bus = unsafe { (*bridge).bus };
         made.found = Ok(0);
-        // SAFETY: the lock of rescans and removals is held. `inspect` gets a pointer to `found`
-        // that only it uses.
+        // SAFETY: the lock of rescans and removals is held. Only `inspect` uses `found` during the
+        // call.
         unsafe {
             bindings::pci_bus_claim_resources(bus);
             bindings::pci_walk_bus(bus, Some(inspect), (&raw mut made.found).cast());

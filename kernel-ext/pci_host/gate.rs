@@ -208,7 +208,7 @@ impl FunctionsGate {
         self.open.store(false, Release);
         rcu::synchronize_rcu();
         // SAFETY: after the grace period no reader uses the cell, by the type invariant. Callers do
-        // not call this concurrently.
+        // not call this method concurrently.
         let functions = unsafe { (*self.functions.get()).take() };
         drop(functions);
     }

@@ -11,8 +11,8 @@ use kernel::{dma::DataDirection, prelude::*};
 /// # Safety
 ///
 /// At [`PoolMemory::start`] there are [`PoolMemory::bytes`] bytes: whole pages, contiguous in the
-/// kernel's linear map, valid as long as the object lives. References to them must not exist. All
-/// accesses must tolerate concurrent accesses.
+/// kernel's linear map, valid as long as the object lives. References to these bytes must not
+/// exist. All accesses must tolerate concurrent accesses.
 pub unsafe trait PoolMemory: Send + Sync + 'static {
     /// Returns the first byte, which is at the beginning of a page.
     fn start(&self) -> NonNull<u8>;

@@ -14,7 +14,7 @@
 //! addresses on both sides. A BAR outside of all windows is an error.
 //!
 //! A notifier sets the DMA operations of a device when it is added to the bus, before the kernel
-//! selects a driver. Devices that a later rescan finds get them in the same way.
+//! selects a driver. Devices that a later rescan finds get their operations in the same way.
 //!
 //! Dropping a bridge first removes the devices. Then the bridge stops calling [`Functions`], frees
 //! the interrupts, and finally frees the pool. If a reference to an object of the bridge is left by

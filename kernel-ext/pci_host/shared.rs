@@ -49,7 +49,7 @@ impl Shared {
 }
 
 /// Sets the DMA operations of a new device if it is behind a bridge of this module. The notifier of
-/// each bridge does this for the devices of all bridges.
+/// each bridge calls this function for the devices of all bridges.
 pub(super) fn added(pdev: *mut bindings::pci_dev) {
     // SAFETY: the device is alive. The table identifies the bridges of this module.
     let host = unsafe { bindings::extoll_pci_host_of(pdev, config::operations().cast()) };

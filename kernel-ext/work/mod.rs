@@ -29,7 +29,7 @@ static WAITING: RawQueue = Atomic::new(ptr::null_mut());
 /// True while an [`Owner`] exists.
 static OWNED: AtomicFlag = AtomicFlag::new(false);
 /// Number of threads that wait for work items of a queue ([`FlushOnDrop`]). A queue is not
-/// destroyed while it is above 0.
+/// destroyed while this number is above 0.
 static WAITERS: Atomic<i32> = Atomic::new(0);
 /// Queue for work items that rebind a device, under the rules of [`QUEUE`].
 static RESETS: RawQueue = Atomic::new(ptr::null_mut());
@@ -87,10 +87,10 @@ pub(crate) fn reset_queue() -> *mut kernel::bindings::workqueue_struct {
     current(&RESETS)
 }
 
-/// Owner of the queues. Its module makes it before the first item is queued. The module drops it
-/// after delayed items have been cancelled and all dependent modules have been unloaded, so that no
-/// further items can be queued. The drop waits until the last item has returned, so that code of a
-/// running item is not unloaded.
+/// Owner of the queues. The owner's module makes this object before the first item is queued. The
+/// module drops it after delayed items have been cancelled and all dependent modules have been
+/// unloaded, so that no further items can be queued. The drop waits until the last item has
+/// returned, so that code of a running item is not unloaded.
 pub struct Owner(());
 
 impl Owner {
@@ -217,7 +217,7 @@ where
         let work = Work::raw_get(T::raw_get_work(ptr.cast_mut()));
         container_of!(work, bindings::delayed_work, work)
     };
-    // SAFETY: `DelayedWork::new` initialised it, and it is alive.
+    // SAFETY: `DelayedWork::new` initialised `work`, which is alive.
     if unsafe { bindings::cancel_delayed_work_sync(work) } {
         // SAFETY: the reasons given in `cancel_sync` apply.
         drop(unsafe { Arc::from_raw(ptr) });
@@ -237,7 +237,7 @@ where
         let work = Work::raw_get(T::raw_get_work(ptr.cast_mut()));
         container_of!(work, bindings::delayed_work, work)
     };
-    // SAFETY: `DelayedWork::new` initialised it, and it is alive.
+    // SAFETY: `DelayedWork::new` initialised `work`, which is alive.
     let pending = unsafe { bindings::cancel_delayed_work(work) };
     if pending {
         // SAFETY: the reasons given in `cancel_sync` apply.

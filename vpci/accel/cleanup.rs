@@ -203,8 +203,8 @@ impl Nic {
     }
 
     /// Returns whether intervals of the accelerator's NIC with the lease's numbers still lead to
-    /// this node. Closes intervals that do, even if another node has the device, because only this
-    /// node opens intervals to itself.
+    /// this node. Closes such intervals even if another node has borrowed the device, because only
+    /// this node opens intervals to itself.
     fn leads_here(&self, cleanup: &Cleanup) -> Option<bool> {
         let to = IntervalControl::to_node(cleanup.record.node).raw();
         let mut left = cleanup.targets;
@@ -235,7 +235,7 @@ impl Nic {
         }
     }
 
-    /// Attempts the outstanding clean-ups a last time when the NIC is unbound. Drops those that
+    /// Attempts the outstanding clean-ups a last time when the NIC is unbound. Drops clean-ups that
     /// fail.
     pub(crate) fn last_cleanup(&self) {
         let begun: Instant<Monotonic> = Instant::now();

@@ -70,7 +70,7 @@ impl Conn {
         work::cancel_delayed::<_, 0>(self);
     }
 
-    /// Applies socket options after one was set.
+    /// Applies the socket options to the streams after an option was set.
     pub(crate) fn apply_options(self: &Arc<Self>) {
         self.with(|inner, _| {
             if let Some(stream) = inner.direct() {
@@ -79,8 +79,8 @@ impl Conn {
         });
     }
 
-    /// Records directions to shut down when the carrier is decided. Does nothing if it is already
-    /// decided. Returns the decision.
+    /// Records directions to shut down when the carrier is decided. Does nothing if the carrier is
+    /// already decided. Returns the decision.
     pub(crate) fn shut_when_decided(self: &Arc<Self>, ended: ShutdownDirections) -> Decision {
         self.with(|inner, _| {
             if inner.decision == Decision::Waiting {

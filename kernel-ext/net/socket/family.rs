@@ -24,7 +24,7 @@ pub enum Version {
 }
 
 /// Socket family: `socket(NUMBER, SOCK_STREAM, protocol)` with protocol 0 for IPv4 and 1 for IPv6.
-/// The drop unregisters it and may sleep. Existing sockets are not affected.
+/// The drop unregisters the number and may sleep. Existing sockets are not affected.
 ///
 /// # Invariants
 ///
@@ -100,8 +100,8 @@ unsafe extern "C" fn create<T: Operations, M: ModuleMetadata + 'static>(
 }
 
 /// Protocol number of `AF_INET` or `AF_INET6`: `socket(AF_INET, SOCK_STREAM, NUMBER)`. Sockets with
-/// this number report TCP as their protocol (`SO_PROTOCOL`). The drop unregisters it and may sleep.
-/// Existing sockets are not affected.
+/// this number report TCP as their protocol (`SO_PROTOCOL`). The drop unregisters the number and
+/// may sleep. Existing sockets are not affected.
 ///
 /// # Invariants
 ///

@@ -92,7 +92,7 @@ impl Outgoing<'_> {
         // SAFETY: the message is valid and only this thread uses it.
         let left = unsafe { bindings::extoll_msg_hide(self.ptr.as_ptr()) };
         let result = f(self);
-        // SAFETY: same reason. The iterator has not moved, because it had no bytes.
+        // SAFETY: same reason. The iterator has not moved, because the message had no bytes.
         unsafe { bindings::extoll_msg_show(self.ptr.as_ptr(), left) };
         result
     }

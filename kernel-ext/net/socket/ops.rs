@@ -30,8 +30,8 @@ pub trait Operations: Sized + 'static {
     type Data: Send + Sync + 'static;
 
     /// Initialises the data of a socket, in its first operation or after it was accepted. Several
-    /// threads may do this for one socket at the same time. Then one result is used, and the others
-    /// are dropped without [`Operations::release`].
+    /// threads may initialise the data of one socket at the same time. Then one result is used, and
+    /// the others are dropped without [`Operations::release`].
     fn new(tcp: &Tcp) -> impl PinInit<Self::Data, Error>;
 
     /// Called after the last descriptor was closed. Afterwards TCP closes, and then the data are

@@ -308,7 +308,7 @@ impl Tcp {
     }
 
     /// Returns TCP's bits that are ready, without adding the caller to the wait queue. A data path
-    /// combines them with its own bits after [`Tcp::poll_wait`]. Does not sleep.
+    /// combines TCP's bits with its own bits after [`Tcp::poll_wait`]. Does not sleep.
     #[inline]
     pub fn poll_now(&self, table: &PollTable<'_>) -> u32 {
         // SAFETY: the socket is valid by the type invariant; the file is valid, and no table is

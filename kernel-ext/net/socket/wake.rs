@@ -172,8 +172,8 @@ impl Endpoint {
 
 /// Functions that only a running operation may call, like all functions of [`Tcp`].
 impl Tcp {
-    /// Returns a reference to the sock, which may be kept without a time limit, and used to wake.
-    /// Any context.
+    /// Returns a reference to the sock, which wakes waiting tasks and may be kept without a time
+    /// limit. Any context.
     pub fn endpoint(&self) -> Result<Endpoint> {
         Endpoint::new(self).ok_or(ENOTCONN)
     }
