@@ -34,8 +34,8 @@ pub(crate) struct All {
     listeners: Mutex<RBTree<SockId, Arc<SocketInfo>>>,
 }
 
-/// Owner of the global state: [`all`] returns it while this value exists, i.e. while the module is
-/// loaded.
+/// Owner of the global state: [`all`] returns that state while this value exists, i.e. while the
+/// module is loaded.
 pub(crate) struct Registered(());
 
 impl Registered {

@@ -66,7 +66,7 @@ pub(crate) fn next(conn: &Conn, msg: &Outgoing<'_>, least: Option<usize>) -> Nex
     }
     match before {
         0 => Next::Lend(start, bytes.min(MOST).min(room as usize)),
-        // Copy up to the first whole page.
+        // Bytes before the first whole page are copied.
         _ => Next::Copy(before),
     }
 }

@@ -137,8 +137,8 @@ impl LeasedDevice {
             leaving: AtomicFlag::new(false),
         };
         Arc::new(this, GFP_KERNEL).map_err(|e| {
-            // SAFETY: claimed and enabled above. The claim object itself is freed by the drop of
-            // `this`.
+            // SAFETY: the device was claimed and enabled above. The drop of `this` frees the claim
+            // object itself.
             unsafe {
                 bindings::extoll_leased_release(raw(dev), claim.as_ptr());
                 bindings::pci_disable_device(raw(dev));

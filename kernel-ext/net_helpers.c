@@ -306,7 +306,7 @@ void extoll_napi_enable_all(struct net_device *dev)
 			continue;
 		napi_enable_locked(napi);
 		n->enabled = true;
-		/* Poll once for frames that arrived before. */
+		/* The instances poll once for frames that arrived before. */
 		local_bh_disable();
 		napi_schedule(napi);
 		local_bh_enable();

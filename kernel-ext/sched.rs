@@ -16,7 +16,7 @@ pub fn cond_resched() {
 /// Returns true if another task must run on this CPU (`need_resched()`). Any context.
 #[inline]
 pub fn need_resched() -> bool {
-    // SAFETY: no preconditions; reads a flag of the current task.
+    // SAFETY: the function has no preconditions, and only reads a flag of the current task.
     unsafe { bindings::extoll_need_resched() }
 }
 

@@ -52,7 +52,7 @@ pub fn current_euid() -> u32 {
 
 /// Returns a number that cannot be predicted. Any context.
 pub fn random() -> u64 {
-    // SAFETY: no preconditions.
+    // SAFETY: the function has no preconditions.
     unsafe { bindings::get_random_u64() }
 }
 

@@ -191,7 +191,7 @@ impl<T: Files> Group<T> {
     }
 
     fn kobject(device: &device::Device) -> *mut bindings::kobject {
-        // SAFETY: computes the address of a field of a valid device.
+        // SAFETY: the expression computes the address of a field of a valid device.
         unsafe { &raw mut (*raw(device)).kobj }
     }
 }

@@ -172,7 +172,8 @@ impl Lease {
     }
 
     /// Reads a register that describes the device, in up to [`TRIES`] attempts of `access_ms`,
-    /// because the lender may stall. Interrupts must be enabled. Fails like [`Self::access`].
+    /// because the lender may stall. Interrupts must be enabled. Returns `None` if all attempts
+    /// return `None`.
     fn read(&self, register: Register) -> Option<u32> {
         let request = ConfigAccess::Read(register);
         let Backend::Messages(handle) = &self.backend else {

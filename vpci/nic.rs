@@ -373,8 +373,8 @@ impl Nic {
             self.run_at(begins);
             return false;
         }
-        // The numbers are released with the lock held, so that a second caller finds none still
-        // reserved.
+        // The numbers are released with the lock held, so that a second caller finds no number
+        // still reserved.
         *self.earlier_targets.lock() = KVec::new();
         true
     }

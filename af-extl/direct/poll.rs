@@ -61,7 +61,7 @@ fn mask(tcp: &Tcp, data: &Connection, conn: &Arc<Conn>) -> u32 {
         if ready.peer_finished || rcv_shut {
             mask |= IN | RDHUP;
         }
-        // Limited to half of the ring, because more may never be available at once.
+        // The limit is half of the ring, because more may never be available at once.
         if stream.receiving().available() >= low.min(half) {
             mask |= IN;
         }

@@ -411,9 +411,9 @@ unsafe extern "C" fn vm_fault(vmf: *mut bindings::vm_fault) -> bindings::vm_faul
     }
     let insert = |n: usize| {
         Mapping::frame(parts, index + n).map(|frame| {
-            // SAFETY: a shared VM_PFNMAP VMA, locked for the fault; the call rejects addresses
-            // outside of it. The frame is valid until the content is removed; the range is then
-            // unmapped under the same lock.
+            // SAFETY: the VMA is shared, has VM_PFNMAP and is locked for the fault; the call
+            // rejects addresses outside of the VMA. The frame is valid until the content is
+            // removed; the range is then unmapped under the same lock.
             unsafe {
                 bindings::extoll_vm_insert(
                     vma,

@@ -46,7 +46,7 @@ impl Classes {
     /// `EEXIST`: another driver registered these classes. `EBUSY`: no device numbers are free.
     /// `ENOMEM`.
     pub fn register() -> Result<Self> {
-        // SAFETY: no preconditions. A second registration fails.
+        // SAFETY: the function has no preconditions. A second registration fails.
         to_result(unsafe { bindings::extoll_chardev_register() })?;
         Ok(Self(()))
     }

@@ -43,8 +43,8 @@ pub struct BioVecs<'a> {
 }
 
 impl BioVecs<'_> {
-    /// Makes an object for the `len` ranges at `raw`, which a device reads, or also writes if
-    /// `write`.
+    /// Makes an object for the `len` ranges at `raw`, which a device may read, and may also write
+    /// if `write` is set.
     ///
     /// # Safety
     ///

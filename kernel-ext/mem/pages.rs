@@ -138,7 +138,7 @@ impl PageList {
         self.pages.len()
     }
 
-    /// Returns false.
+    /// Returns false, because a list has at least one page.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }

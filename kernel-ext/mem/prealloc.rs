@@ -143,8 +143,8 @@ impl Kind for PreallocatedPages {
 pub type StreamingPrealloc = Streaming<PreallocatedPages>;
 
 impl Streaming<PreallocatedPages> {
-    /// Maps all pages of the list for a device that only reads them, or also writes them if
-    /// `write`. Each page is a segment, unless an IOMMU makes several pages contiguous. Any
+    /// Maps all pages of the list for a device that may read the pages, and may also write them if
+    /// `write` is set. Each page is a segment, unless an IOMMU makes several pages contiguous. Any
     /// context.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ mod tests {
 
     impl Sample {
         fn new() -> Result<Self> {
-            // SAFETY: no preconditions.
+            // SAFETY: the function has no preconditions.
             let raw = unsafe { bindings::extoll_device_sample() };
             NonNull::new(raw).map(Self).ok_or(ENOMEM)
         }
@@ -79,7 +79,7 @@ mod tests {
         let Err(map) = map.unmap(&sample.bind()) else {
             return Err(EEXIST);
         };
-        // SAFETY: dropped before the device.
+        // SAFETY: `same` is dropped before the device.
         let same = unsafe { dev.share() };
         drop(dev);
         let Ok(bytes) = map.unmap(&same) else {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     fn frame(len: usize) -> Result<SkBuff> {
-        // SAFETY: no preconditions.
+        // SAFETY: the function has no preconditions.
         let skb = unsafe { bindings::extoll_skb_sample(len) };
         if skb.is_null() {
             return Err(ENOMEM);

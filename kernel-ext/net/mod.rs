@@ -44,8 +44,8 @@ impl BhDisabled {
     /// Disables bottom halves.
     #[inline]
     pub fn new() -> Self {
-        // SAFETY: no preconditions. The drop undoes the call, on the same CPU and in the same
-        // context because the type is not `Send`.
+        // SAFETY: the function has no preconditions. The drop undoes the call on the same CPU and
+        // in the same context, because the type is not `Send`.
         unsafe { bindings::extoll_bh_disable() };
         Self(core::marker::PhantomData)
     }
@@ -60,7 +60,7 @@ impl Default for BhDisabled {
 impl Drop for BhDisabled {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: balances the call in `new()`.
+        // SAFETY: the call balances the call in `new()`.
         unsafe { bindings::extoll_bh_enable() }
     }
 }
@@ -68,13 +68,13 @@ impl Drop for BhDisabled {
 /// Returns true if a message about network traffic may be logged now (`net_ratelimit()`). Any
 /// context.
 pub fn ratelimit() -> bool {
-    // SAFETY: no preconditions.
+    // SAFETY: the function has no preconditions.
     unsafe { bindings::extoll_net_ratelimit() }
 }
 
 /// Returns the jiffies since boot, 64 bits. Any context; costs a memory read; resolution 1/HZ s.
 #[inline]
 pub fn jiffies64() -> u64 {
-    // SAFETY: no preconditions.
+    // SAFETY: the function has no preconditions.
     unsafe { bindings::extoll_jiffies64() }
 }

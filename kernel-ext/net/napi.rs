@@ -168,7 +168,7 @@ impl<P: NapiPoll> Napi<P> {
 impl<P: NapiPoll> PinnedDrop for Napi<P> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: `raw` is initialised by the type invariant. The call disables the instance first.
-        // Then it waits for a grace period, so for the end of the last run.
+        // Then the call waits for a grace period, within which the last run ends.
         unsafe { bindings::extoll_napi_del(self.raw.get()) }
         self.ndev.release_napi();
     }

@@ -215,7 +215,7 @@ impl RxSkb {
         }
     }
 
-    /// Appends bytes. Fails with `ENOSPC`, without a change, if they do not fit.
+    /// Appends bytes. Fails with `ENOSPC`, without a change, if the bytes do not fit.
     #[inline]
     pub fn append(&mut self, bytes: &[u8]) -> Result {
         if bytes.len() > self.room() as usize {
@@ -334,8 +334,8 @@ impl TxMapping {
         let skb = self.map.owner();
         // SAFETY: the frame is valid by its type invariant; the reference belongs to the result.
         unsafe { bindings::extoll_skb_get(skb.as_raw()) };
-        // INVARIANT: the only `Owner`, because `owner_taken` was not set. From now on neither
-        // `orphan` nor a method of `Unmapped` changes the frame's owner.
+        // INVARIANT: this is the only `Owner`, because `owner_taken` was not set. From now on
+        // neither `orphan` nor a method of `Unmapped` changes the frame's owner.
         Some(Owner(skb.0))
     }
 }
@@ -354,7 +354,7 @@ impl Unmapped {
         self.skb.len()
     }
 
-    /// Returns false.
+    /// Returns false, because a mapped frame has at least one byte.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.skb.is_empty()
@@ -384,9 +384,9 @@ impl Unmapped {
     }
 }
 
-/// Claim of the sender (a socket) on a frame in flight. The drop ends it: the frame does not count
-/// any more against the sender's limit of data in flight, and the sender may send its data again.
-/// Must not be dropped with interrupts disabled.
+/// Claim of the sender (a socket) on a frame in flight. The drop ends the claim: the frame does not
+/// count any more against the sender's limit of data in flight, and the sender may send its data
+/// again. Must not be dropped with interrupts disabled.
 ///
 /// # Invariants
 ///

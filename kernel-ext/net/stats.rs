@@ -19,7 +19,7 @@ unsafe impl Sync for PerCpuStats {}
 impl PerCpuStats {
     /// Allocates zeroed counters. May sleep.
     pub(super) fn new() -> Result<Self> {
-        // SAFETY: no preconditions.
+        // SAFETY: the function has no preconditions.
         let p = unsafe { bindings::extoll_net_stats_alloc() };
         Ok(Self(NonNull::new(p).ok_or(ENOMEM)?))
     }

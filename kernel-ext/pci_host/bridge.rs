@@ -341,7 +341,7 @@ impl Bridge {
         let domain = unsafe { bindings::extoll_pci_domain_new() };
         to_result(domain)?;
         made.domain = domain;
-        // SAFETY: no preconditions.
+        // SAFETY: the function has no preconditions.
         let bridge = unsafe { bindings::pci_alloc_host_bridge(0) };
         if bridge.is_null() {
             // SAFETY: the number was allocated above.
@@ -501,7 +501,7 @@ impl Bridge {
                     made.domain
                 );
                 core::mem::forget(interrupts);
-                // SAFETY: no preconditions.
+                // SAFETY: the function has no preconditions.
                 unsafe { bindings::extoll_pci_pin() };
             }
         }
@@ -520,7 +520,7 @@ impl Bridge {
                 made.domain
             );
             core::mem::forget(shared);
-            // SAFETY: no preconditions.
+            // SAFETY: the function has no preconditions.
             unsafe { bindings::extoll_pci_pin() };
         }
         let leaked = Pool::keep_leaked(&self.pool);
@@ -567,7 +567,7 @@ impl PinnedDrop for Bridge {
         };
         self.gate.close();
         if !self.anchor.is_null() {
-            // SAFETY: `HostBridge::prepare` took the reference.
+            // SAFETY: `HostBridge::prepare` acquired the reference.
             unsafe { bindings::pci_dev_put(self.anchor) };
         }
         // SAFETY: no other thread uses `made` any more. The drop of `Opaque` does not drop its

@@ -34,7 +34,7 @@ type Pages = SlotAllocator<Mapped, KVVec<Slot<Mapped>>, KVVec<u64>>;
 #[pin_data(PinnedDrop)]
 pub(super) struct Direct {
     map: Arc<dyn PageMap>,
-    /// First address for devices.
+    /// First device address of the range.
     base: u64,
     bytes: usize,
     #[pin]

@@ -86,7 +86,7 @@ impl Contiguous {
             return Err(EINVAL);
         }
         let pages = bytes / PAGE;
-        // SAFETY: no preconditions.
+        // SAFETY: the function has no preconditions.
         let start = unsafe { bindings::extoll_contiguous_alloc(pages, node) };
         // INVARIANT: the pages have just been allocated.
         Ok(Self {

@@ -11,11 +11,11 @@ pub(super) const MAX_PEERS: usize = 12;
 /// BAR of another device, or addresses that are forwarded to such a BAR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerBar {
-    /// First address for CPUs.
+    /// First address of the BAR for CPUs.
     pub cpu: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// First address for the device.
+    /// First address of the BAR for the device.
     pub bus: u64,
 }
 

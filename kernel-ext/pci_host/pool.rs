@@ -249,7 +249,7 @@ impl Pool {
     /// Copies `bytes` bytes between RAM and the pool. The run of slots at `position` contains all
     /// `bytes` bytes.
     fn copy(&self, position: usize, phys: u64, bytes: usize, to_device: bool) {
-        // SAFETY: no preconditions.
+        // SAFETY: the function has no preconditions.
         let ram = unsafe { bindings::extoll_ram(phys, bytes) }.cast::<u8>();
         if ram.is_null() || position + bytes > self.bytes() {
             return self.refuse();
@@ -312,7 +312,7 @@ impl Pool {
         copy: bool,
         direction: DataDirection,
     ) -> Option<u64> {
-        // SAFETY: no preconditions.
+        // SAFETY: the function has no preconditions.
         let ram = unsafe { bindings::extoll_ram(phys, bytes) }.cast::<u8>();
         // `modulus` is a power of two, and at least the two slots of a page.
         let modulus = (keep as usize | (PAGE - 1))

@@ -160,8 +160,8 @@ impl Drop for FlushOnDrop {
     }
 }
 
-/// Waits until all items that were queued earlier have returned, and also items that these queued
-/// on the other queue. Sleeps.
+/// Waits until all items that were queued earlier have returned, and also the items that they
+/// queued on the other queue. Sleeps.
 fn flush_all() {
     for queue in [&QUEUE, &WAITING, &QUEUE] {
         flush(queue);

@@ -158,7 +158,8 @@ impl Nic {
     /// Continues the clean-up at an accelerator that may still access this node, or whose lease
     /// word may name this node.
     fn retry(&self, cleanup: &mut Cleanup) {
-        // Another thread that holds the mutex writes the same registers. A later attempt succeeds.
+        // Another thread that holds the mutex may write the same registers. A later attempt repeats
+        // this step.
         let Some(_alone) = self.accelerating.try_lock() else {
             return;
         };

@@ -112,7 +112,8 @@ impl Accelerator {
     /// ones. Any context; takes up to `access_ms`, and several times as long for the first access
     /// after a reset.
     pub(crate) fn access(&self, nic: &Nic, request: ConfigAccess) -> Option<u32> {
-        // Up to two attempts, because the first access after a reset only restores the BARs.
+        // Two attempts may be necessary, because the first access after a reset only restores the
+        // BARs.
         for _ in 0..2 {
             if self.lost.load(Relaxed) {
                 return None;

@@ -77,7 +77,7 @@ impl Conn {
                 self.use_tcp();
             }
         } else if waits && due {
-            // Lets the next run decide.
+            // The check records TCP's state, by which the next run decides.
             self.check_tcp();
         } else if due || room && blocked {
             self.with(|_, _| {});

@@ -26,8 +26,8 @@ impl Addr<'_> {
         if self.ptr.is_null() {
             return None;
         }
-        // SAFETY: callers of operations pass an address in kernel memory, of the size that they
-        // state, valid during the call.
+        // SAFETY: the socket layer passes an address in kernel memory, which has the stated size
+        // and is valid during the call.
         unsafe { core::ptr::copy_nonoverlapping(self.ptr.cast::<u8>(), raw.as_mut_ptr(), n) };
         parse(&raw, n)
     }

@@ -24,7 +24,7 @@ pub enum Version {
 }
 
 /// Socket family: `socket(NUMBER, SOCK_STREAM, protocol)` with protocol 0 for IPv4 and 1 for IPv6.
-/// The drop unregisters the number and may sleep. Existing sockets are not affected.
+/// The drop unregisters the family and may sleep. Existing sockets are not affected.
 ///
 /// # Invariants
 ///

@@ -92,7 +92,8 @@ impl Outgoing<'_> {
         // SAFETY: the message is valid and only this thread uses it.
         let left = unsafe { bindings::extoll_msg_hide(self.ptr.as_ptr()) };
         let result = f(self);
-        // SAFETY: same reason. The iterator has not moved, because the message had no bytes.
+        // SAFETY: the message is valid and only this thread uses it. The iterator has not moved,
+        // because the message had no bytes.
         unsafe { bindings::extoll_msg_show(self.ptr.as_ptr(), left) };
         result
     }
@@ -113,7 +114,8 @@ impl Outgoing<'_> {
         let Some(ptr) = NonNull::new(from_err_ptr(raw)?) else {
             return Ok(None);
         };
-        // INVARIANT: a new reference. If the allocation fails, the drop discards the completion.
+        // INVARIANT: `ptr` is a new reference. If the allocation fails, the drop discards the
+        // completion.
         let completion = Zerocopy {
             ptr,
             sent: AtomicFlag::new(false),

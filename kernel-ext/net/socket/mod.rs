@@ -50,8 +50,8 @@
 //! | timers, work | [`crate::timer`], [`crate::work`] |
 //!
 //! Functions that acquire the sock's lock (`lock_sock`) say so in their comments. The lock is not
-//! held when they return, or when operations are called. A data path has separate locks. A data
-//! path may hold only mutexes around calls that acquire the sock's lock.
+//! held when such a function returns, or when an operation is called. A data path has separate
+//! locks. A data path may hold only mutexes around calls that acquire the sock's lock.
 //!
 //! # The module
 //!
