@@ -40,8 +40,8 @@ pub(crate) enum Next {
     Full(usize),
 }
 
-/// Returns the treatment of the next bytes. Memory of at least `least` bytes is lent; `None`: all
-/// is copied.
+/// Returns the treatment of the next bytes. Memory of at least `least` bytes is lent. With `None`,
+/// all bytes are copied.
 pub(crate) fn next(conn: &Conn, msg: &Outgoing<'_>, least: Option<usize>) -> Next {
     let left = msg.remaining();
     let Some(least) = least.filter(|least| *least > 0 && left >= *least) else {

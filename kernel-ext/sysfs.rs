@@ -90,7 +90,7 @@ pub struct Entry<N: fmt::Display> {
     pub name: N,
     /// Number that is passed to the callbacks.
     pub id: u32,
-    /// Access of root: readable, writable.
+    /// Whether root may read the file, and whether root may write it.
     pub access: (bool, bool),
 }
 

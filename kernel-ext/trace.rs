@@ -29,8 +29,8 @@ trace! {
     );
     /// An interrupt was handled; `entries` system notifications were consumed.
     interrupt => extoll_trace_interrupt(nic: u32, entries: u32, read_pointer: u16);
-    /// A system notification arrived: its trigger event, the index of this part of its report, the
-    /// first word that is not 0.
+    /// A system notification arrived. `trigger` is its trigger event, `part` the index of this part
+    /// of its report, `word` the first word that is not 0.
     event => extoll_trace_event(nic: u32, trigger: u32, part: u32, word: u64);
     /// An error was counted; `reason` is the number of `extoll_core::stats::Reason`.
     error => extoll_trace_error(nic: u32, reason: u32, detail: u64);

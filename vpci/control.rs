@@ -17,7 +17,7 @@
 //! | `repair handle=H` | empty; resets a broken device and offers it again |
 //! | `join domain=D with=E` | empty; lets the device in domain D access the device in domain E |
 //! | `part domain=D with=E` | empty; ends the access that `join` allowed |
-//! | `reclaim node=N down=0` | empty; frees an accelerator's device; `down=1` if its users are down |
+//! | `reclaim node=N down=0` | empty; frees an accelerator's device; `down=1`: its users are down |
 //! | `counters` | `name value` lines |
 //!
 //! Each command also accepts `nic=K`, the number of the NIC in the order in which the NICs were

@@ -267,7 +267,7 @@ impl Lending {
             return;
         };
         for target in lease.targets {
-            // Cannot fail: space was reserved before the targets were opened.
+            // The call cannot fail, because space was reserved before the targets were opened.
             let _ = self
                 .closed_targets
                 .push_within_capacity(target.close_keep_number());

@@ -77,7 +77,7 @@ pub(crate) enum Step {
 }
 
 impl Machines {
-    #[inline(never)] // Keeps its stack frame out of the caller's.
+    #[inline(never)] // Keeps the function's stack frame out of its caller's frame.
     fn new() -> Result<KBox<Self>> {
         let (limits, max) = (conf::limits(), conf::leases());
         let lender = Lender::new(Time(0), max, &limits, security::random())?;
@@ -295,7 +295,7 @@ impl Drop for Bound {
 }
 
 impl Nic {
-    #[inline(never)] // Keeps its stack frame out of the caller's.
+    #[inline(never)] // Keeps the function's stack frame out of its caller's frame.
     fn new(handle: &Handle) -> Result<Arc<Self>> {
         let (sender, mailbox) = patiently(|| {
             let bytes = velo::DEFAULT_MAILBOX_BYTES;
@@ -333,7 +333,7 @@ impl Nic {
     }
 
     /// Starts timer, interrupts and message processing. May sleep.
-    #[inline(never)] // Keeps its stack frame out of the caller's.
+    #[inline(never)] // Keeps the function's stack frame out of its caller's frame.
     fn begin(self: &Arc<Self>, handle: Handle) -> Result {
         let nic = self;
         *nic.earlier_targets.lock() = handle.smfu().hold_free_targets()?;

@@ -228,7 +228,7 @@ impl Conn {
                 source,
                 completion: Some(completion.clone()),
             };
-            // Cannot fail: capacity was reserved.
+            // The call cannot fail, because capacity was reserved.
             let _ = inner.lendings.push_within_capacity(lending);
             Ok(())
         })
@@ -261,7 +261,7 @@ impl Conn {
                 source,
                 completion: None,
             };
-            // Cannot fail: capacity was reserved.
+            // The call cannot fail, because capacity was reserved.
             let _ = inner.lendings.push_within_capacity(lending);
             Ok(())
         })

@@ -290,7 +290,7 @@ fn used<T>(parts: &[T; 2], span: Span, ring: u32) -> &[T] {
 /// Destination of a GET with validity tags, which the GET must overwrite.
 struct Tagged {
     rings: Arc<Rings>,
-    /// Reader's memory as destination; `None`: the receive ring.
+    /// Reader's memory as destination. With `None`, the receive ring is the destination.
     sink: Option<Flight>,
     /// Range of bytes within the destination.
     to: Span,

@@ -245,8 +245,8 @@ impl Nic {
         }
     }
 
-    /// Delivers a stream message. `times`: a time before it was sent, and the time at which it was
-    /// read.
+    /// Delivers a stream message. `times` contains a time before the message was sent, and the time
+    /// at which it was read.
     fn stream(self: &Arc<Self>, m: &velo::Message<'_>, times: (Time, Time)) {
         self.count(Count::Messages);
         let source = m.status.source;

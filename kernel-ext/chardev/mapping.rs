@@ -198,8 +198,8 @@ impl Mapping {
         if old.is_some() {
             self.space.unmap(self.first, self.pages);
         }
-        // Drop before the unlock: a concurrent `revoke` that finds no content may conclude that the
-        // device's memory is free.
+        // The content is dropped before the unlock, because a concurrent `revoke` that finds no
+        // content may conclude that the device's memory is free.
         drop(old);
         drop(content);
     }

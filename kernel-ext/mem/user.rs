@@ -119,7 +119,8 @@ impl PageList {
     /// - `EFAULT`: not mapped, not mapped with that access, or called by a kernel thread.
     /// - `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded without `CAP_IPC_LOCK`.
     /// - `EINTR`: a fatal signal is pending.
-    /// - `EOPNOTSUPP`: the memory cannot be pinned for a long time.
+    /// - `EOPNOTSUPP`: the memory cannot With `nofault`, the function fails
+    /// for pages that are long time.
     pub fn pin(start: usize, bytes: usize, write: bool) -> Result<Self> {
         let end = start.checked_add(bytes).ok_or(EINVAL)?;
         if bytes == 0 || (start | end) % PAGE != 0 {

@@ -17,10 +17,10 @@ use kernel::{dma::DataDirection, prelude::*};
 pub enum Checksum {
     /// The state is unknown, so the stack verifies the checksum.
     Unknown,
-    /// The sender left it unfinished: the field, `offset` bytes after `start`, contains the sum of
-    /// the pseudo header only. The sum of all bytes from byte `start` of the frame is still to be
-    /// added. The stack accepts the frame, and finishes the checksum if it forwards the frame to
-    /// another interface.
+    /// The sender left the checksum unfinished. The field, `offset` bytes after `start`, contains
+    /// the sum of the pseudo header only. The sum of all bytes from byte `start` of the frame is
+    /// still to be added. The stack accepts the frame, and finishes the checksum if it forwards the
+    /// frame to another interface.
     Unfinished {
         /// Position of the layer-4 header in bytes, from the Ethernet header.
         start: u16,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Life of an accelerator's lease: opening, supervision, end. Process context, may sleep.
+//! Life cycle of an accelerator's lease: opening, supervision and end. Process context, may sleep.
 
 use super::{cleanup::Rest, device, planned, Accelerator};
 use crate::{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Actions of a connection, with its lock held: negotiation, streams, their end. Softirq or process
-//! context; nothing here sleeps.
+//! Actions of a connection for its negotiation, its streams and their end, with the connection's
+//! lock held. Softirq or process context; nothing here sleeps.
 
 use super::{
     super::{link::Wire, Nic},

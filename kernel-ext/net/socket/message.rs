@@ -283,7 +283,7 @@ impl Splice<'_> {
     ///
     /// # Errors
     ///
-    /// Errors of `recvmsg`; `EAGAIN`: the pipe is full; `ENOMEM`.
+    /// `EAGAIN`: the pipe is full. `ENOMEM`. Other errors come from `recvmsg`.
     pub fn by_recvmsg(&mut self, tcp: &Tcp, len: usize) -> Result<usize> {
         // SAFETY: the socket is valid; its file, if it has one, is valid while an operation runs.
         // Position and pipe belong to the caller, which has locked the pipe.

@@ -121,8 +121,8 @@ impl Waiting<'_> {
     ///
     /// # Errors
     ///
-    /// `EAGAIN`: the time has elapsed, or was 0. `ERESTARTSYS`, or `EINTR` if there is a time-out:
-    /// a signal is pending, with TCP's choice of the error.
+    /// `EAGAIN`: the time has elapsed, or was 0. `ERESTARTSYS`: a signal is pending. As in TCP, a
+    /// wait with a timeout returns `EINTR` instead.
     pub fn until<R>(&mut self, ready: impl FnMut() -> Option<R>) -> Result<R> {
         self.wait(false, ready)
     }
