@@ -147,7 +147,8 @@ pub(crate) fn limits() -> Limits {
     let sizes = rings().into_iter().filter(|size| size.most > 0);
     let shortest = sizes.map(|size| size.bytes).min().unwrap_or(0) as u32;
     Limits {
-        // Limited to a quarter of the smallest ring, so that an announced chunk always fits.
+        // The threshold is limited to a quarter of the smallest ring, so that an announced chunk
+        // always fits.
         threshold: THRESHOLD.number().min(shortest / 4),
         chunk: CHUNK,
         tries: 8,

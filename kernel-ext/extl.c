@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * C parts for the operation of socket families. Contexts and rules are documented in extl.h and in
+ * C code for the operation of socket families. Contexts and rules are documented in extl.h and in
  * the Rust callers.
  */
 #include <linux/slab.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * C parts for the operation of socket families: numbers in /proc/sys/net, queue lengths,
+ * C code for the operation of socket families: numbers in /proc/sys/net, queue lengths,
  * tracepoints.
  */
 #ifndef EXTOLL_KERNEL_EXT_EXTL_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * C parts of net/socket/lookup.rs: lookups that TCP would do for the packets of a connection that
+ * C code of net/socket/lookup.rs: lookups that TCP would do for the packets of a connection that
  * does not exist yet.
  */
 #ifndef EXTOLL_KERNEL_EXT_LOOKUP_H

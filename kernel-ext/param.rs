@@ -231,7 +231,7 @@ impl Overrides {
     /// # Errors
     ///
     /// `EINVAL` for a word of another form or a name of more than 47 bytes; `E2BIG` for more than
-    /// 64 words; `ENODEV` while no owner exists. The overrides stay unchanged then.
+    /// 64 words; `ENODEV` while no owner exists. An error leaves the overrides unchanged.
     pub fn set(text: &str) -> Result {
         let store = STORE.get().ok_or(ENODEV)?;
         let mut list = KVec::with_capacity(OVERRIDES, GFP_KERNEL)?;

@@ -251,8 +251,8 @@ void *extoll_contiguous_alloc(size_t pages, int node)
 	}
 #else
 	/*
-	 * Limited to 4 MiB, the page allocator's largest block, because alloc_pages_exact_nid() is
-	 * not exported.
+	 * The size is limited to 4 MiB, the page allocator's largest block, because
+	 * alloc_pages_exact_nid() is not exported.
 	 */
 	return alloc_pages_exact(pages << PAGE_SHIFT, GFP_KERNEL | __GFP_ZERO | __GFP_NOWARN);
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * C parts of pci_host/: tables of operations, and inline functions of the kernel. Contexts are
+ * C code of pci_host/: tables of operations, and inline functions of the kernel. Contexts are
  * documented in the Rust files.
  */
 #ifndef EXTOLL_KERNEL_EXT_PCI_HOST_H

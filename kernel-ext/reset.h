@@ -33,8 +33,8 @@ void extoll_reset_watch_add(struct extoll_reset_watch *w, struct pci_dev *pdev,
 			    void (*prepare_reset)(const void *client, bool reachable),
 			    const void *client);
 /*
- * Reports that the device lost its registers. The event is handled like a reset. Ignored if the
- * device is not watched. May sleep.
+ * Reports that the device lost its registers. The event is handled like a reset. The report is
+ * ignored if the device is not watched. May sleep.
  */
 void extoll_reset_registers_lost(struct device *dev);
 /* Stops watching. Waits for a call of *prepare_reset that is running. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * C parts of net/socket/route.rs: routes and neighbours, whose structures are accessed by inline
+ * C code of net/socket/route.rs: routes and neighbours, whose structures are accessed by inline
  * functions.
  */
 #ifndef EXTOLL_KERNEL_EXT_ROUTE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * C parts of the socket abstractions (net/socket): macros, inline functions, and data that only C
+ * C code of the socket abstractions (net/socket): macros, inline functions, and data that only C
  * can copy.
  */
 #ifndef EXTOLL_KERNEL_EXT_SOCK_H
@@ -210,8 +210,8 @@ struct extoll_tcp_bypassed {
 };
 
 /*
- * Writes up to room bytes of TCP_INFO including these bytes. Returns the number of bytes written. Takes
- * the sock's lock, sleeps.
+ * Writes up to room bytes of TCP_INFO including these bytes. Returns the number of bytes written.
+ * Takes the sock's lock, sleeps.
  */
 size_t extoll_tcp_info(struct sock *sk, const struct extoll_tcp_bypassed *bypassed, void *to,
 		       size_t room);

@@ -26,7 +26,7 @@ pub(crate) enum Count {
     Runs,
     /// Connections that ended because the peer violated the protocol.
     Violations,
-    /// Waits that polled the mailbox busily first.
+    /// Waits in which the thread first polled the mailbox busily.
     BusyPolls,
     /// Registrations of programs' memory.
     Registered,

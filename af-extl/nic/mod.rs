@@ -125,8 +125,8 @@ pub(crate) struct Nic {
     #[pin]
     timer: SpinLockIrq<Option<Time>>,
     closing: AtomicFlag,
-    /// Number of threads that poll the mailbox busily. The mailbox is not armed while there are
-    /// any.
+    /// Number of threads that poll the mailbox busily. The mailbox is not armed while such threads
+    /// exist.
     pollers: Atomic<u32>,
     /// Connections that wait until the ports can send more messages.
     #[pin]

@@ -144,8 +144,8 @@ impl Nic {
     /// true if more may be pending. If false, all earlier messages have been delivered to the
     /// connections.
     fn read_some(self: &Arc<Self>) -> bool {
-        // Only one work item reads at a time. A second one would consider a message in progress as
-        // delivered.
+        // Only one work item reads at a time. A second work item would consider a message in
+        // progress as delivered.
         let _reading = self.reading.lock();
         let mut left = MOST;
         while left > 0 {

@@ -184,7 +184,7 @@ struct Content {
 }
 
 impl Mapping {
-    /// Returns false when all VMAs are unmapped; the content has been dropped then. Any context.
+    /// Returns false when all VMAs are unmapped and the content has been dropped. Any context.
     pub fn is_used(&self) -> bool {
         self.users.load(Acquire) != 0
     }
@@ -204,7 +204,7 @@ impl Mapping {
         drop(content);
     }
 
-    /// Removes the first `pages` pages from all processes. Accesses to them wait until
+    /// Removes the first `pages` pages from all processes. Accesses to these pages wait until
     /// [`Mapping::give_back`], and a waiting process can be killed. May sleep. The caller must not
     /// hold a lock that [`Source::frame`] takes.
     pub fn withhold(&self, pages: usize) {
@@ -376,7 +376,7 @@ unsafe extern "C" fn vm_close(vma: *mut bindings::vm_area_struct) {
     if !last {
         mapping.users.fetch_sub(1, Relaxed);
     }
-    // Dropped before the unlock, for the reason given in `Mapping::revoke`.
+    // The content is dropped before the unlock, for the reason given in `Mapping::revoke`.
     drop(old);
     drop(content);
     if last {

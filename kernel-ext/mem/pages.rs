@@ -201,8 +201,8 @@ impl PageList {
         }
     }
 
-    /// Writes a little-endian quadword of the pages. Ignored outside the list, and if the pages are
-    /// not writable. Any context.
+    /// Writes a little-endian quadword of the pages. A write outside the list, or to pages that are
+    /// not writable, is ignored. Any context.
     pub fn write(&self, index: usize, value: u64) {
         if !self.is_writable() {
             return;

@@ -89,8 +89,8 @@ impl<K: Kind> Streaming<K> {
         self.direction
     }
 
-    /// Unmaps the memory and returns its owner. The device must not access the memory any more.
-    /// Can be called in the contexts in which the mapping could be made.
+    /// Unmaps the memory and returns its owner. The device must not access the memory any more. May
+    /// be called in the contexts in which the mapping could be made.
     ///
     /// # Errors
     ///

@@ -189,7 +189,8 @@ impl NetDev {
         mac
     }
 
-    /// Switches the carrier on or off. Ignored while the device is not registered. Any context.
+    /// Switches the carrier on or off. The call is ignored while the device is not registered. Any
+    /// context.
     pub fn set_carrier(&self, on: bool) {
         self.carrier_by(|| on);
     }
@@ -222,8 +223,8 @@ impl NetDev {
         unsafe { bindings::extoll_net_carrier_ok(self.as_raw()) }
     }
 
-    /// Schedules [`Operations::work`], in process context with RTNL held. Ignored while the device
-    /// is not registered. Any context.
+    /// Schedules [`Operations::work`], in process context with RTNL held. The call is ignored while
+    /// the device is not registered. Any context.
     pub fn schedule_work(&self) {
         let live = self.live.lock();
         if *live {
@@ -234,8 +235,8 @@ impl NetDev {
         }
     }
 
-    /// Schedules [`Operations::work`] after `ms` milliseconds, or at an earlier scheduled time.
-    /// Ignored while the device is not registered. Any context.
+    /// Schedules [`Operations::work`] after `ms` milliseconds, or at an earlier scheduled time. The
+    /// call is ignored while the device is not registered. Any context.
     pub fn schedule_work_in(&self, ms: u32) {
         let live = self.live.lock();
         if *live {

@@ -221,7 +221,7 @@ unsafe extern "C" fn end<N: PerNet>(net: *mut bindings::net) {
     let Some(all) = N::slot().spaces.get() else {
         return;
     };
-    // Dropped without the lock, because the drop of the data may take any lock.
+    // The data are dropped without the lock, because the drop of the data may take any lock.
     let space = all.spaces.lock().remove_node(&net.addr());
     if let Some(node) = space {
         let (_, space) = node.to_key_value();

@@ -313,8 +313,8 @@ impl TxMapping {
     /// disabled.
     pub fn orphan(&mut self) {
         let skb = self.map.owner().as_raw();
-        // SAFETY: the frame is valid by its type invariant, and owned. If an `Owner` exists, that
-        // releases everything except the device.
+        // SAFETY: the frame is valid by its type invariant, and owned. If an `Owner` exists, only
+        // it releases resources other than the device.
         unsafe {
             if self.owner_taken {
                 bindings::extoll_skb_forget_dev(skb);

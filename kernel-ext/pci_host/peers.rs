@@ -26,7 +26,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for an empty range or one that overflows, `ENOSPC` if there are too many.
+    /// `EINVAL` for an empty range or one that overflows, `ENOSPC` if the pool has the maximum
+    /// number of peer BARs.
     pub fn add_peer(&self, bar: PeerBar) -> Result {
         let ends = [bar.cpu, bar.bus].map(|at| at.checked_add(bar.bytes));
         if bar.bytes == 0 || ends.iter().any(Option::is_none) {

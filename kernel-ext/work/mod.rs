@@ -173,8 +173,8 @@ fn flush(queue: &RawQueue) {
         let _alive = rcu::read_lock();
         let own = queue.load(Acquire);
         if !own.is_null() {
-            // Counted in the critical section, so before the grace period for which the queue's
-            // owner waits has elapsed.
+            // The thread is counted in the critical section, and therefore before the end of the
+            // grace period for which the queue's owner waits.
             WAITERS.fetch_add(1, Relaxed);
         }
         own

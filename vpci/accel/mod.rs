@@ -374,7 +374,7 @@ impl Nic {
     }
 
     /// Closes all intervals and examines the device. The second value is the set of interval
-    /// numbers that may be in use. May sleep.
+    /// numbers that may be in use, as bits. May sleep.
     fn examine(&self, remote: &Remote, record: LeaseRecord) -> Result<(Found, u64)> {
         let used = remote.read(INTERVALS)?;
         self.shut(remote, record)?;

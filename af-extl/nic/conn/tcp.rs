@@ -25,8 +25,8 @@ impl WorkItem<0> for Conn {
         if this.sock.try_shutdown(shut) {
             this.with(|inner, _| inner.shut = ShutdownDirections::default());
         } else {
-            // Queued with the lock held, because `close` cancels the work item after it has changed
-            // `shut` under the lock.
+            // The work item is queued with the lock held, because `close` cancels the work item
+            // after it has changed `shut` under the lock.
             this.peek(|inner| {
                 if inner.shut.any() {
                     this.queue_shutdown(AGAIN_MS);

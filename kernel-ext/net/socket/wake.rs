@@ -158,7 +158,7 @@ impl Endpoint {
 
     /// Returns the data that TCP has received, at a moment when TCP does not process the sock, so a
     /// FIN is not counted as a byte. Returns `None` if the sock's lock is held; then the caller
-    /// must ask again. Process context, without the sock's lock.
+    /// must call again. Process context, without the sock's lock.
     pub fn queued_settled(&self) -> Option<Queued> {
         let mut raw = bindings::extoll_sock_inq::default();
         // SAFETY: the sock is valid by the type invariant; the function writes `raw`.
