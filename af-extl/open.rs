@@ -150,7 +150,7 @@ fn accept_from(tcp: &Tcp, sock: Endpoint, tuple: &Tuple) -> Result<Arc<Conn>, Fa
     let server = canonical(ends.local.ip());
     let (nic, node) = route_to_node(tcp, &route, server, conf::neighbour_ms(false))?;
     let queued = sock.queued();
-    // The pending request was removed in any case, because it belongs to this connection or to an
+    // The pending request is removed in both cases, because it belongs to this connection or to an
     // older connection.
     if ends.state != State::Established || queued.finished || queued.unread > 0 {
         return Err(if nic.withdraw(node, tuple) {

@@ -109,7 +109,7 @@ pub(crate) struct Lease {
     /// one access at a time.
     #[pin]
     space: SpinLockIrq<Option<(Space, Option<Msix>)>>,
-    /// Address ranges of the borrower that the device writes to raise interrupts here.
+    /// Window in the lender's NIC through which stores of the device raise interrupts at this node.
     #[pin]
     interrupts: SpinLockIrq<Option<Reach>>,
     #[pin]
