@@ -7,20 +7,21 @@ use core::ops::RangeInclusive;
 use kernel_ext::param::{Param, Tunable};
 use protocol::lnd::{Capacity, Limits};
 
-/// A millisecond in ticks of the state machine.
+/// One millisecond in ticks of the state machine (nanoseconds).
 const MS: u64 = 1_000_000;
-/// A second in ticks of the state machine.
+/// One second in ticks of the state machine.
 const S: u64 = 1_000 * MS;
 
-/// Permitted values of `immediate`: maximum payload in bytes that is sent in messages. The minimum
-/// covers the payload of GET answers that LNet counts as small.
+/// Permitted values of the tunable `immediate`, the maximum payload in bytes that is sent in
+/// messages. The minimum covers the payload of GET answers that LNet counts as small.
 pub(crate) const IMMEDIATE: RangeInclusive<i64> = 1024..=7064;
 /// Maximum of [`slots`].
 const MAX_SLOTS: u32 = 4096;
-/// Part of the timeout that is reserved for the revocation of a message's memory.
+/// Time in ticks that is subtracted from the timeout, so that a message's memory can be revoked in
+/// time.
 const REVOCATION: u64 = 2 * S;
 
-/// Tunables of LNet for an interface, where its user set none.
+/// LNet's tunables of an interface for which the user set no values.
 pub(crate) struct Tunables {
     pub(crate) credits: i32,
     pub(crate) peer_credits: i32,
@@ -28,22 +29,22 @@ pub(crate) struct Tunables {
     pub(crate) peer_timeout: i32,
 }
 
-/// Maximum payload in bytes that is sent in messages; longer payload is read by GET.
+/// Maximum payload in bytes that is sent in messages. Peers read longer payload by GET.
 static IMMEDIATE_BYTES: Tunable = Tunable::new("kexlnd.immediate", 4096);
-/// Maximum number of messages with longer payload at a time, in each direction.
+/// Maximum number of concurrent messages whose payload is read by GET, in each direction.
 static SLOTS: Tunable = Tunable::new("kexlnd.places", 256);
-/// Maximum number of messages of peers that are received at a time.
+/// Maximum number of messages from peers that are received concurrently.
 static RECEIVES: Tunable = Tunable::new("kexlnd.receives", 1024);
 /// Maximum number of peers of an interface.
 static PEERS: Tunable = Tunable::new("kexlnd.peers", 1024);
 
-/// Reads the overrides of all tunables. May sleep.
+/// Reads the user's overrides of all tunables. May sleep.
 pub(crate) fn load_tunables() {
     let all = [&IMMEDIATE_BYTES, &SLOTS, &RECEIVES, &PEERS];
     all.into_iter().for_each(Tunable::load);
 }
 
-/// Returns all parameters and tunables with their ranges.
+/// Returns all parameters and tunables with their permitted ranges.
 pub(crate) fn parameters() -> [Param; 10] {
     [
         Param::new("lnd_type", params::lnd_type.value(), 0, 255),
@@ -64,12 +65,12 @@ pub(crate) fn parameters() -> [Param; 10] {
     ]
 }
 
-/// Returns the number of the network type, if one is set.
+/// Returns the LNet network type number; `None` for the number that LNet knows as `ex`.
 pub(crate) fn kind() -> Option<u32> {
     Some(params::lnd_type.value()).filter(|kind| *kind != 0)
 }
 
-/// Returns the default tunables.
+/// Returns LNet's tunables from the module parameters.
 pub(crate) fn tunables() -> Tunables {
     Tunables {
         credits: params::credits.value() as i32,
@@ -79,12 +80,13 @@ pub(crate) fn tunables() -> Tunables {
     }
 }
 
-/// Returns the time in seconds within which each message ends.
+/// Returns the time in seconds within which each message must be delivered or fail.
 pub(crate) fn timeout() -> u32 {
     params::timeout.value()
 }
 
-/// Returns the maximum payload in bytes that is sent in messages, unless an interface overrides it.
+/// Returns the default maximum payload in bytes that is sent in messages. Interfaces can override
+/// it.
 pub(crate) fn immediate() -> u32 {
     IMMEDIATE_BYTES.number()
 }
@@ -96,7 +98,7 @@ pub(crate) fn slots(max_concurrent: u32) -> usize {
     SLOTS.number().max(most) as usize
 }
 
-/// Returns the time in nanoseconds after which an outgoing message is given up.
+/// Returns the time in nanoseconds after which an undelivered outgoing message fails.
 pub(crate) fn send_timeout() -> u64 {
     u64::from(timeout()) * S - REVOCATION
 }

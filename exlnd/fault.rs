@@ -17,28 +17,28 @@ pub(crate) enum Point {
     Source = 1,
     /// Outgoing payload is not contiguous.
     SourceGaps,
-    /// The state machine has no room for a message.
+    /// The table of outgoing messages is full.
     Submit,
     /// No slot is free for the registration of a receive buffer.
     Sink,
-    /// A receive buffer cannot be registered in place.
+    /// A receive buffer cannot be registered, so the payload is copied.
     SinkGaps,
-    /// The engine has no slot for a GET.
+    /// The GET engine has no free slot.
     Get,
-    /// A GET has left data out.
+    /// A GET succeeds, but parts of its destination were not written.
     Hole,
     /// LNet does not accept a message.
     Parse,
-    /// The end of a registration is confirmed late.
+    /// The NIC confirms the revocation of a registration late.
     Late,
     /// An interface fails to start after its threads were started.
     Start,
 }
 
-/// Last point.
+/// Number of the last point.
 const LAST: u32 = Point::Start as u32;
 
-/// Point that fails next; 0: none.
+/// Number of the point that fails when it is next reached; 0: none.
 static NEXT: Atomic<u32> = Atomic::new(0);
 
 /// Returns whether `point` must fail now, and disarms it. Any context.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * C part of the LNet driver, with what only C can do:
+ * C part of the LNet driver. It contains what Rust cannot express:
  *
  * - the operation table, whose function types change with LNet's version;
  * - fields of LNet's structures that are packed, are bit fields or depend on LNet's configuration;
@@ -30,7 +30,8 @@
 static struct lnet_lnd exlnd_lnd;
 
 /*
- * Sets the tunables that the user left open. LNet restores values from its command line afterwards.
+ * Sets the tunables for which the user gave no value. LNet restores values from its command line
+ * afterwards.
  */
 static void exlnd_tunables(struct lnet_ioctl_config_lnd_cmn_tunables *t)
 {
@@ -50,8 +51,8 @@ static void exlnd_tunables(struct lnet_ioctl_config_lnd_cmn_tunables *t)
 }
 
 /*
- * Settings of an interface, stored in the union of all drivers' tunables, of which each driver
- * defines its own part.
+ * Settings of an interface. They are stored in the union of LNet's tunables, of which each driver
+ * defines its own member.
  */
 struct exlnd_settings {
 	s32 immediate;
@@ -79,7 +80,7 @@ static int exlnd_startup(struct lnet_ni *ni)
 			      ni->ni_net->net_tunables.lct_peer_tx_credits);
 	if (rc)
 		module_put(THIS_MODULE);
-	/* LNet would use memory after freeing it on -EEXIST. */
+	/* On -EEXIST, LNet uses the interface after it has freed it. */
 	return rc == -EEXIST ? -EBUSY : rc;
 }
 
@@ -89,15 +90,15 @@ static void exlnd_shutdown(struct lnet_ni *ni)
 
 	if (!data)
 		return;
-	/* LNet may still get earlier messages, and call lnd_recv for them, until this returns. */
+	/* Until this returns, LNet may receive pending messages and call lnd_recv for them. */
 	exlnd_rs_shutdown(data);
 	ni->ni_data = NULL;
 	module_put(THIS_MODULE);
 }
 
 /*
- * Sending may be required to free memory, so allocations must not wait for file systems or, with
- * vmflush, for reclaim.
+ * Allocations must not wait for file systems, because LNet may send in order to free memory. With
+ * vmflush they must not wait for reclaim either.
  */
 static int exlnd_send(struct lnet_ni *ni, void *private, struct lnet_msg *msg)
 {
@@ -119,8 +120,8 @@ static int exlnd_receive(struct lnet_ni *ni, void *private, struct lnet_msg *msg
 {
 	unsigned int nofs = memalloc_nofs_save();
 	/*
-	 * Memory of a GPU cannot be registered. The message is dropped, and LNet finalizes it with
-	 * this error.
+	 * Memory of a GPU cannot be registered. Without `msg` this module discards the payload, and
+	 * LNet finalizes the message with the returned error.
 	 */
 	bool gpu = msg && lnet_md_is_gpu(msg->msg_md);
 	int rc;
@@ -133,8 +134,8 @@ static int exlnd_receive(struct lnet_ni *ni, void *private, struct lnet_msg *msg
 }
 
 /*
- * Called if LNet cannot use a message yet. The private value stays the same whether the payload is
- * copied or not, because LNet may drop the message by its old value.
+ * Called if LNet cannot process a message yet. The private value stays the same even if the payload
+ * is copied, because LNet may drop the message by its old value.
  */
 static int exlnd_eager_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg,
 			    void **new_private)
@@ -196,7 +197,7 @@ static int exlnd_nl_put(int cmd, struct sk_buff *skb, int type, void *data, bool
 		return -EOPNOTSUPP;
 	if (nla_put_s32(skb, EXLND_KEY_IMMEDIATE, exlnd_settings(&ni->ni_lnd_tunables)->immediate))
 		return -EMSGSIZE;
-	/* A module parameter, which cannot be imported for an interface. */
+	/* The timeout is a module parameter and cannot be imported for an interface. */
 	if (!backup && nla_put_s32(skb, EXLND_KEY_TIMEOUT, exlnd_rs_timeout()))
 		return -EMSGSIZE;
 	return 0;
@@ -275,7 +276,7 @@ int exlnd_known_type(void)
 	return libcfs_str2lnd("ex");
 }
 
-/* Checks the type first, because LNet asserts that it is known and unused. */
+/* Registers the driver. Checks the type first, because LNet asserts that it is unused. */
 int exlnd_register(u32 type)
 {
 	int rc = libcfs_setup();
@@ -390,7 +391,7 @@ int exlnd_msg_send_request(struct lnet_msg *msg, struct exlnd_send_request *requ
 	return 0;
 }
 
-/* Copies payload of an outgoing message from offset `at`; zeros if the payload is shorter. */
+/* Copies payload of an outgoing message from offset `at`; writes zeros beyond its end. */
 void exlnd_msg_read(struct lnet_msg *msg, u32 at, void *to, u32 len)
 {
 	struct iov_iter from;
@@ -452,7 +453,7 @@ int exlnd_parse(struct lnet_ni *ni, u32 form, const u64 *header, u32 address, un
 	return lnet_parse(ni, &hdr, &from, (void *)(number + 1), 0);
 }
 
-/* Returns the segments of an iterator over pages; LNet uses no others. */
+/* Returns the segments of an iterator over pages. LNet uses no other type of iterator. */
 int exlnd_iter_vecs(const struct iov_iter *iter, const struct bio_vec **vecs, u32 *count, u32 *skip)
 {
 	if (!iov_iter_is_bvec(iter))
@@ -531,13 +532,13 @@ static int exlnd_thread_main(void *data)
 		cfs_cpt_bind(lnet_cpt_table(), thread->cpt);
 	thread->run(thread->arg);
 	memalloc_nofs_restore(nofs);
-	/* A thread that has returned is joined as well. */
+	/* kthread_stop() also works for a thread that has returned. */
 	return 0;
 }
 
 /*
- * Starts a thread on a CPT, or anywhere if cpt < 0. Returns NULL without memory. `arg` must stay
- * until the thread was joined.
+ * Starts a thread that is bound to a CPT, or not bound if cpt < 0. Returns NULL if memory is short.
+ * `arg` must stay valid until the thread was joined.
  */
 struct exlnd_thread *exlnd_thread_start(void (*run)(void *arg), void *arg, int cpt,
 					const char *name, int n, int m)

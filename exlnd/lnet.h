@@ -13,7 +13,7 @@ struct iov_iter;
 struct lnet_msg;
 struct lnet_ni;
 
-/* An outgoing LNet message; same layout as RawSendRequest of ffi/lnet.rs. */
+/* An outgoing LNet message; RawSendRequest in ffi/lnet.rs has the same layout. */
 struct exlnd_send_request {
 	u64 header[12];
 	const struct bio_vec *vecs;
@@ -22,7 +22,7 @@ struct exlnd_send_request {
 	u32 len;
 	/* LNet address of the next hop. */
 	u32 address;
-	/* Size of the addresses in the header: 0: 8 bytes, 1: 20 bytes. */
+	/* Size of the addresses in the header. 0 means 8 bytes, 1 means 20 bytes. */
 	u32 form;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The bound NICs, and the LNet interfaces that use them. Process context; the mutex of the list is
-//! never held while an interface is called, except by [`show`].
+//! List of the bound NICs and of the LNet interfaces that use them. Process context. No function
+//! except [`show`] calls an interface with the mutex of the list held.
 
 use crate::ni::Ni;
 use extoll_core::child::Handle;
@@ -17,9 +17,9 @@ static ALL: Global<All> = Global::new();
 
 /// A bound NIC.
 struct Entry {
-    /// Number of the NIC; its interface is `exN`.
+    /// Number of the NIC. LNet's interface on NIC N is `exN`.
     number: u32,
-    /// Unique number of the binding.
+    /// Number of the binding, unique while the module is loaded.
     id: u64,
     handle: Handle,
     /// Set while an interface uses the NIC or is being started on it.
@@ -30,7 +30,7 @@ struct Entry {
 /// The bound NICs.
 struct Nics {
     bound: KVec<Entry>,
-    /// Number of bindings so far.
+    /// Number of NICs that were bound since the module was loaded.
     count: u64,
 }
 
@@ -51,7 +51,7 @@ struct All {
     nics: Mutex<Nics>,
 }
 
-/// Owner of the list; it exists while this value does, i.e. while the module is loaded.
+/// Owner of the list. The list exists as long as this value, i.e. while the module is loaded.
 pub(crate) struct Registered(());
 
 impl Registered {
@@ -79,17 +79,17 @@ impl Drop for Registered {
     }
 }
 
-/// A bound NIC. Its drop ends the use of the NIC and may sleep.
+/// A bound NIC. Dropping the value ends the use of the NIC and may sleep.
 pub(crate) struct Bound(u64);
 
 impl Bound {
-    /// Adds a NIC under the lowest free number, which equals that of its device files if all
-    /// modules of the NIC are loaded. An interface that lost the NIC with this node ID takes it by
-    /// itself ([`adopt`]). May sleep.
+    /// Adds a NIC under the lowest free number. If all modules of the NIC are loaded, this is also
+    /// the number of the NIC's device files. An interface that lost the NIC with this node ID finds
+    /// it by [`adopt`]. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, `ENODEV`.
+    /// `ENOMEM`; `ENODEV`: the module is being unloaded.
     pub(crate) fn new(handle: Handle) -> Result<Self> {
         let all = ALL.get().ok_or(ENODEV)?;
         let mut nics = all.nics.lock();
@@ -126,7 +126,8 @@ impl Drop for Bound {
     }
 }
 
-/// Claim of a NIC for an interface being started. Drop releases it unless the NIC was assigned.
+/// Claim of a NIC for an interface that is being started. Drop releases the NIC unless it was
+/// assigned.
 pub(crate) struct Claim {
     id: u64,
     handle: Handle,
@@ -172,7 +173,7 @@ pub(crate) fn claim(number: u32) -> Result<Claim> {
     })
 }
 
-/// Assigns a claimed NIC to its interface, which is notified from now on if the NIC is unbound. May
+/// Assigns a claimed NIC to its interface. From now on, unbinding the NIC calls [`Ni::lose`]. May
 /// sleep.
 ///
 /// # Errors
@@ -187,8 +188,8 @@ pub(crate) fn assign(mut claim: Claim, ni: &Arc<Ni>) -> Result {
     Ok(())
 }
 
-/// Assigns the NIC with a node ID to an interface without a NIC, if it is free and its network is
-/// up. The interface is notified if the NIC is unbound. May sleep.
+/// Assigns the NIC with a node ID to an interface without a NIC, if the NIC is free and its network
+/// is up. From then on, unbinding the NIC calls [`Ni::lose`]. May sleep.
 pub(crate) fn adopt(ni: &Arc<Ni>, node: NodeId) -> Option<Handle> {
     let all = ALL.get()?;
     let mut nics = all.nics.lock();
@@ -208,7 +209,7 @@ pub(crate) fn has(ni: &Arc<Ni>) -> bool {
         .is_some_and(|all| all.nics.lock().of(ni).is_some())
 }
 
-/// Releases the NIC of an interface that was stopped or cannot use it. May sleep.
+/// Releases the NIC of an interface that was stopped or that cannot use the NIC. May sleep.
 pub(crate) fn release(ni: &Arc<Ni>) {
     let Some(all) = ALL.get() else {
         return;

@@ -35,7 +35,7 @@ impl<T> Ring<T> {
         self.len
     }
 
-    /// Appends an entry; gives it back if the queue is full.
+    /// Appends an entry. Returns the entry as an error if the queue is full.
     pub(crate) fn push(&mut self, new: T) -> Result<(), T> {
         let at = (self.first + self.len) % self.slots.len().max(1);
         match self.slots.get_mut(at) {

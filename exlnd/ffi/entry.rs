@@ -11,7 +11,7 @@ use crate::{
 use core::{mem::ManuallyDrop, ptr::NonNull};
 use kernel::{bindings, prelude::*, sync::Arc};
 
-/// Returns the interface of a call.
+/// Returns the interface that a call of LNet refers to.
 ///
 /// # Safety
 ///
@@ -21,7 +21,7 @@ unsafe fn ni(data: *mut c_void) -> ManuallyDrop<Arc<Ni>> {
     ManuallyDrop::new(unsafe { Arc::from_raw(data.cast_const().cast::<Ni>()) })
 }
 
-// Function of lnet.c, with the same types.
+// Declared in lnet.c with the same types.
 extern "C" {
     fn exlnd_ni_data(ni: *mut c_void, data: *mut c_void);
 }

@@ -95,19 +95,20 @@ impl Drop for Registration {
 pub(crate) enum Health {
     /// Success.
     Ok,
-    /// Not delivered, for lack of a local resource. LNet may resend it on another path.
+    /// The message was not delivered for lack of a local resource. LNet may resend it on another
+    /// path.
     LocalDropped,
-    /// Not delivered, because the interface is stopped. LNet may resend it.
+    /// The message was not delivered, because the interface is stopped. LNet may resend it.
     LocalAborted,
-    /// Local error.
+    /// The message failed because of an error of this node.
     LocalError,
-    /// Certainly not delivered, because of the peer. LNet may resend it.
+    /// The peer did not receive the message. LNet may resend it.
     RemoteDropped,
-    /// Perhaps delivered; the peer reported an error.
+    /// The message may have been delivered. The peer reported an error.
     RemoteError,
-    /// Perhaps delivered; the peer does not answer.
+    /// The message may have been delivered. The peer does not answer.
     RemoteTimeout,
-    /// Perhaps delivered; the cause is unknown.
+    /// The message may have been delivered. The cause of the failure is unknown.
     NetworkTimeout,
 }
 
@@ -155,7 +156,7 @@ impl NiRef {
         (0..count).map(move |i| unsafe { exlnd_ni_cpt(self.0.as_ptr(), i) })
     }
 
-    /// Returns the CPT of a peer.
+    /// Returns the CPT whose threads serve a peer.
     pub(crate) fn cpt_of(&self, address: u32) -> i32 {
         // SAFETY: The interface is valid, by the requirements of `new`.
         unsafe { exlnd_peer_cpt(self.0.as_ptr(), address) }
@@ -185,8 +186,8 @@ impl NiRef {
         unsafe { exlnd_ni_fatal(self.0.as_ptr(), fatal) }
     }
 
-    /// Passes an incoming message to LNet. If LNet accepts the message, it requests the payload by
-    /// [`Ni::recv`] with `number`, before this returns or later.
+    /// Passes an incoming message to LNet. If LNet accepts the message, LNet requests the payload
+    /// by [`Ni::recv`] with `number`, before or after this function returns.
     ///
     /// # Errors
     ///
@@ -230,7 +231,7 @@ impl SendRequest<'_> {
     }
 }
 
-/// Segments of pages; the first `skip` bytes are not part of the payload.
+/// Segments of pages with a payload. The first `skip` bytes of the segments precede the payload.
 struct Pieces<'a> {
     vecs: *const bindings::bio_vec,
     count: u32,
@@ -239,7 +240,7 @@ struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// Returns the first `len` bytes as a list of pages.
+    /// Returns the first `len` bytes of the payload as a list of pages.
     fn share(&self, len: usize, write: bool) -> Result<FragmentList> {
         let (mut skip, mut left) = (self.skip, u32::try_from(len).map_err(|_| EINVAL)?);
         let mut vecs = KVVec::with_capacity(self.count as usize, GFP_KERNEL)?;
@@ -343,14 +344,14 @@ impl Msg {
         }
     }
 
-    /// Finalizes the message without changing its health status.
+    /// Finalizes the message with the health status that LNet has recorded for it.
     pub(crate) fn finalize_as_is(self, status: i32) {
         let this = ManuallyDrop::new(self);
         // SAFETY: The message is finalized once, because `self` is consumed. Process context.
         unsafe { exlnd_msg_finalize(this.0.as_ptr(), status) }
     }
 
-    /// Leaves the message to LNet, whose send call returns an error.
+    /// Returns the message to LNet, whose send call then returns an error.
     pub(crate) fn refuse(self, health: Health) {
         let this = ManuallyDrop::new(self);
         // SAFETY: The message was not finalized.
@@ -368,8 +369,8 @@ impl Drop for Msg {
     }
 }
 
-/// An incoming message with the destination of its payload. The iterator is a copy of LNet's, and
-/// valid until the message is finalized.
+/// An incoming message with the destination of its payload. The iterator is a copy of LNet's
+/// iterator and valid until the message is finalized.
 pub(crate) struct Wanted {
     msg: Msg,
     to: bindings::iov_iter,
@@ -401,7 +402,7 @@ impl Wanted {
     ///
     /// # Errors
     ///
-    /// `EIO`: the destination has less room.
+    /// `EIO`: less than `bytes.len()` bytes of the destination remain.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result {
         // SAFETY: The iterator is valid, because the message was not finalized, which consumes
         // `self`.
@@ -431,7 +432,7 @@ impl Wanted {
         pieces.share(self.len(), true)
     }
 
-    /// Like [`Msg::finalize`].
+    /// Finalizes the message like [`Msg::finalize`].
     pub(crate) fn finalize(self, end: End) {
         self.msg.finalize(end);
     }

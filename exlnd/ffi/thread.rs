@@ -5,7 +5,7 @@
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{prelude::*, sync::Arc};
 
-// Functions of lnet.c, with the same types.
+// Declared in lnet.c with the same types.
 extern "C" {
     fn exlnd_doorbell_new() -> *mut c_void;
     fn exlnd_doorbell_free(doorbell: *mut c_void);
@@ -48,7 +48,7 @@ impl Doorbell {
         unsafe { exlnd_doorbell_notify(self.0.as_ptr()) }
     }
 
-    /// Waits until the doorbell is notified or `jiffies` have passed; `None`: without limit.
+    /// Waits until the doorbell is notified or `jiffies` have passed; `None` sets no time limit.
     /// Returns false if the thread must end.
     pub(crate) fn wait(&self, _: &Current, jiffies: Option<u32>) -> bool {
         let jiffies = jiffies.map_or(-1, |n| n as c_long);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Loss of an interface's NIC, and the search for the NIC when it returns. Process context, sleeps;
-//! the mutex `binding` serialises changes of the NIC.
+//! Handling of the loss of an interface's NIC, and the search for the NIC after its loss. Functions
+//! run in process context and sleep. The mutex `binding` serialises changes of the NIC.
 
 use super::{
     ports::{ports, Link, PortEvents, Ports, Watch},
@@ -17,14 +17,14 @@ use kernel::{
 use protocol::Time;
 use wire::lnd::VPID;
 
-/// Maximum time in ms that unbinding a NIC waits for messages in progress.
+/// Maximum time in ms for which unbinding a NIC waits until LNet uses no registered memory.
 const UNBIND_MS: i64 = 2_500;
 /// Interval in ms between searches for a NIC.
 const SEARCH_MS: u32 = 250;
-/// Pause in ns after a NIC was found but could not be used.
+/// Pause in ns before the next attempt after a NIC was found but could not be used.
 const PAUSE: u64 = 2_000_000_000;
 
-/// Time in ns after which messages that survive their NIC are reported.
+/// Time in ns after which a message that still prevents the use of a NIC is logged.
 const LONG: u64 = 30_000_000_000;
 
 /// State of the search for a NIC.
@@ -32,11 +32,11 @@ const LONG: u64 = 30_000_000_000;
 pub(super) struct Search {
     /// Earliest time of the next attempt.
     from: Time,
-    /// Start of the wait for messages of the previous NIC.
+    /// Time at which the wait for messages of the previous NIC began.
     waits: Option<Time>,
     /// Set after a long wait was logged.
     logged_wait: bool,
-    /// Last logged error of using a NIC.
+    /// Error of the last attempt to use a NIC that was logged.
     logged: Option<Error>,
 }
 
@@ -46,7 +46,7 @@ impl Ni {
         !self.outs.lock().is_exposed() && self.sinks.lock().is_empty()
     }
 
-    /// Ends all messages because the NIC is being unbound; no new ones begin. Sleeps.
+    /// Ends all messages and prevents new ones, because the NIC is being unbound. Sleeps.
     pub(crate) fn lose(self: &Arc<Self>) {
         let ended = self.binding.lock();
         if *ended {
@@ -55,8 +55,8 @@ impl Ni {
         let link = {
             let mut core = self.core.lock();
             let now = self.now();
-            // Without the link no message is processed. Otherwise new messages would arrive during
-            // the wait below.
+            // Without the link the thread processes no incoming message. Otherwise new messages
+            // would arrive during the wait below.
             let link = core.link.take();
             self.queue_fatal(true);
             if let Some(machine) = core.machine_mut() {
@@ -72,7 +72,7 @@ impl Ni {
             );
         }
         self.close(link);
-        // Remaining registrations end with the NIC.
+        // The ATU ends the remaining registrations when the NIC is unbound.
         if self.is_quiet() {
             self.drop_slots();
         }
@@ -115,8 +115,8 @@ impl Ni {
         drop(handle);
     }
 
-    /// Searches for the lost NIC by its node ID, which is the interface's address, and takes it
-    /// into use. Called by the interface's thread. Returns the jiffies until the next attempt;
+    /// Searches for the lost NIC by its node ID, which is part of the interface's address, and uses
+    /// the NIC again. Called by the interface's thread. Returns the jiffies until the next attempt;
     /// `None`: no search is needed. Sleeps.
     pub(super) fn search_nic(self: &Arc<Self>, search: &mut Search) -> Option<u32> {
         if !self.without_nic.load(Relaxed) || self.ended.load(Relaxed) {
@@ -124,7 +124,7 @@ impl Ni {
         }
         let again = Some(msecs_to_jiffies(SEARCH_MS) as u32);
         let now = self.now();
-        // Peers may know addresses of the previous NIC for some seconds.
+        // For some seconds peers may still know network addresses of the previous NIC.
         if !self.is_idle() || !self.is_quiet() {
             let since = *search.waits.get_or_insert(now);
             if now.since(since) > LONG && !core::mem::replace(&mut search.logged_wait, true) {
@@ -143,7 +143,8 @@ impl Ni {
             return again;
         };
         let ended = self.binding.lock();
-        // If the NIC was unbound in between, its unbinding waits for `binding` or already had it.
+        // If the NIC was unbound since `adopt`, its unbinding either waits for `binding` or has
+        // finished.
         if *ended || !registry::has(self) {
             return again;
         }

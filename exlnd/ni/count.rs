@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Counters of an interface besides those of its state machine. Any context.
+//! Counters of an interface. The state machine has counters of its own. Any context.
 
 use kernel::{
     fmt,
     sync::atomic::{Atomic, Relaxed},
 };
 
-/// Number of size classes: up to 64 bytes, then powers of two up to 1 MiB.
+/// Number of size classes: the first covers up to 64 bytes, the others powers of two up to 1 MiB.
 const CLASSES: usize = 15;
 
 macro_rules! counts {
@@ -21,17 +21,17 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Messages that no correct peer sends.
+    /// Received messages that violate the protocol.
     Strays "strays",
-    /// Payload registered for GETs of the peer.
+    /// Outgoing payloads that were registered for GETs of the peer.
     Exposed "exposed",
-    /// Payload that had to be copied before it was registered.
+    /// Outgoing payloads that had to be copied before registration.
     ExposedCopies "exposed_copies",
-    /// Payload fetched directly to a contiguous destination.
+    /// Payloads fetched directly to a contiguous destination.
     Sinks "sinks",
-    /// Payload fetched directly to a destination of several pieces.
+    /// Payloads fetched directly to a destination of several memory ranges.
     SinkPieces "sink_pieces",
-    /// Payload fetched to a buffer and copied.
+    /// Payloads fetched to an intermediate buffer and copied from there.
     SinkCopies "sink_copies",
     /// Failures to find a free registration slot.
     NoSlot "no_place",
@@ -45,17 +45,17 @@ counts! {
     Late "late_revocations",
     /// Messages that failed by a rule of `lnetctl fault`.
     Faults "faults",
-    /// Messages whose header contradicts their payload.
+    /// Incoming messages whose length contradicts the payload length in LNet's header.
     Lies "lies",
     /// Messages that LNet did not accept.
     NotParsed "not_parsed",
-    /// Messages that this interface did not accept for sending.
+    /// Messages of LNet that this interface could not send.
     NotTaken "not_taken",
-    /// Messages that LNet keeps, copied for that.
+    /// Messages whose payload was copied because LNet keeps them for later.
     Kept "kept",
-    /// Messages that LNet keeps and that stay in their buffer, because they could not be copied.
+    /// Messages that LNet keeps for later and whose payload could not be copied from its buffer.
     KeptInPlace "kept_in_place",
-    /// Work passes of the thread.
+    /// Work passes of the interface's thread.
     Turns "turns",
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The interface's thread: processes messages, timeouts, and events of registrations and GETs. It
-//! never calls LNet.
+//! The interface's thread. It processes messages, timeouts, and events of registrations and GETs.
+//! It never calls LNet.
 
 use super::{
     bind::Search, count::Count, memory::Side, tasks::Task, Core, Machine, Ni, Outs, Ports, BUFFER,
@@ -30,13 +30,15 @@ use wire::{
     lnd::{Message, TRAFFIC_CLASS, VPID},
 };
 
-/// Maximum number of messages, and of actions, before the lock is released.
+/// Maximum number of messages, and of state machine actions, that are processed before the lock is
+/// released.
 pub(super) const BATCH: usize = 64;
 /// Maximum length of a message in bytes.
 const LONGEST: usize = 120;
-/// Time in ns after the last message during which the age of pending messages is tracked.
+/// Time in ns after the last message during which the thread wakes up to bound the age of pending
+/// messages.
 const BUSY: u64 = 1_000_000_000;
-/// Interval in ns between polls of late revocations.
+/// Interval in ns between checks whether late revocations have been confirmed.
 const LATE: u64 = 50_000_000;
 
 /// The interface's thread.
@@ -56,7 +58,7 @@ impl Run for Driver {
     }
 }
 
-/// Transmit path of the state machine.
+/// Transmit path that the state machine uses.
 pub(super) struct Transmit<'a> {
     pub(super) sender: Option<&'a Sender>,
     pub(super) outs: &'a Mutex<Outs>,
@@ -108,8 +110,8 @@ impl Ni {
         self.drive(&mut core, now);
     }
 
-    /// Performs one work pass. Returns the jiffies until the next one; `None`: until the doorbell
-    /// is notified.
+    /// Performs one work pass. Returns the jiffies until the next pass; `None`: the next pass
+    /// begins when the doorbell is notified.
     fn work_pass(&self) -> Option<u32> {
         self.counters.count(Count::Turns);
         let mut again = self.read();
@@ -140,28 +142,29 @@ impl Ni {
         next.map(|at| kernel::time::msecs_to_jiffies(ms(at)) as u32)
     }
 
-    /// Queues a report to LNet if the usability of the interface has changed.
+    /// Queues a report for LNet if the interface has become usable or unusable.
     pub(super) fn queue_fatal(&self, fatal: bool) {
         if self.fatal.xchg(fatal, Full) != fatal && !self.fatal_due.xchg(true, Full) {
             self.post(None, Task::Fatal);
         }
     }
 
-    /// Reports the current usability to LNet. Only one thread does so, so the last report is the
-    /// current state.
+    /// Reports to LNet whether the interface is usable. Only one thread calls this function, so the
+    /// last report is the current state.
     pub(super) fn report_fatal(&self) {
         self.fatal_due.xchg(false, Full);
         self.raw.set_fatal(self.fatal.load(Acquire));
     }
 
-    /// Checks whether other nodes are reachable, if that may have changed.
+    /// Checks whether other nodes are reachable, if the network state may have changed.
     fn check_network(&self) {
         if self.changed.xchg(false, Full) {
             let ports = self.ports.lock();
             // Peers know the interface by its node ID.
             let works = |nic: &Handle| nic.is_connected() && nic.node() == self.node;
             let connected = ports.as_ref().map(|ports| works(&ports.handle));
-            // The loss of a NIC is reported under this lock and must not be overwritten.
+            // The loss of a NIC is queued with this lock held. The report below must not overwrite
+            // it.
             let core = self.core.lock();
             if let (Some(connected), Some(_)) = (connected, &core.link) {
                 self.queue_fatal(!connected);
@@ -169,13 +172,14 @@ impl Ni {
         }
     }
 
-    /// Returns the time at which the age of pending messages must be updated.
+    /// Returns the time at which the bound of the messages' age must be updated; `None` if no
+    /// message arrived recently.
     fn next_count(&self, now: Time) -> Option<Time> {
         let busy = Time(self.busy.load(Relaxed));
         (now.since(busy) < BUSY).then(|| now.after(conf::limits().fresh / 3))
     }
 
-    /// Processes messages. Returns whether more may be pending.
+    /// Processes incoming messages. Returns whether more may be pending.
     fn read(&self) -> bool {
         let mut guard = self.ports.lock();
         let Some(ports) = Option::as_mut(&mut *guard) else {
@@ -198,7 +202,7 @@ impl Ni {
         taken == BATCH || ports.mailbox.rearm()
     }
 
-    /// Updates the bound of the messages' age if the last update is too old.
+    /// Updates the upper bound of the messages' age if the last update is too old.
     fn count_backlog(&self, ports: &mut Ports, began: Time) {
         if began.since(ports.counted) >= conf::limits().fresh / 4 {
             ports.counted = began;
@@ -232,7 +236,7 @@ impl Ni {
     /// Handles events of registration slots.
     fn handle_events(&self, core: &mut Core, now: Time) {
         let Some(slots) = core.slots.clone() else {
-            // Events of earlier slots are irrelevant.
+            // Events of slots of a previous NIC are irrelevant.
             while self.signals.next().is_some() {}
             return;
         };
@@ -268,7 +272,7 @@ impl Ni {
                 break;
             };
             let ended = slots.get(number).is_none_or(|p| p.has_ended());
-            // Registrations of a lost NIC also end, when the NIC is cut off from memory.
+            // Registrations of a lost NIC end as well, when the NIC loses its access to memory.
             if ended {
                 self.ended(core, slots.side(number), number);
             } else {
@@ -277,7 +281,7 @@ impl Ni {
         }
     }
 
-    /// Notifies the state machine that no access to the memory in a slot is possible any more.
+    /// Notifies the state machine that no device can access the memory in a slot any more.
     fn ended(&self, core: &mut Core, side: Side, number: u32) {
         let Some(machine) = core.machine_mut() else {
             return;

@@ -20,7 +20,7 @@ use wire::ids::NodeId;
 pub(super) const REPORTS: usize = 64;
 
 impl Ni {
-    /// Lets the state machine send, and handles its events.
+    /// Lets the state machine send messages, and handles its events.
     pub(super) fn drive(&self, core: &mut Core, now: Time) {
         let mut again;
         loop {
@@ -53,8 +53,8 @@ impl Ni {
         core.machine_mut()?.next_event()
     }
 
-    /// Queues a task for a thread that calls LNet: that of the CPT of peer `node`, or that of the
-    /// first CPT.
+    /// Queues a task for a thread that calls LNet: a thread of the CPT that serves peer `node`, or
+    /// of the first CPT if there is no peer.
     pub(super) fn post(&self, node: Option<NodeId>, task: Task) {
         let kind = match task {
             Task::Offer(..) => Kind::Arrivals,
@@ -71,7 +71,7 @@ impl Ni {
             return;
         };
         if matches!(task, Task::Peer(..)) && queue.len() >= REPORTS {
-            // LNet notices the state of the peer by itself.
+            // LNet also detects the state of the peer without this report.
             return;
         }
         if let Err(task) = queue.push(task) {
@@ -127,7 +127,7 @@ impl Ni {
                     _ => false,
                 };
                 if !started {
-                    // No registration exists.
+                    // The payload was not registered, so nothing must be revoked.
                     machine.get_target_revoked(ticket);
                 }
             }

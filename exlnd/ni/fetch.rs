@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Payload GETs: the memory that they write, its registration, and validity tags. Functions are
-//! called with the lock `core` where noted; `sinks` is taken here.
+//! GETs of payload: the memory that they write, its registration, and its validity tags. The
+//! comments of functions say where the caller holds the lock `core`. Functions acquire the lock
+//! `sinks` themselves.
 
 use super::{
     count::Count,
@@ -41,11 +42,11 @@ struct Use {
     region: Option<Region>,
     /// Value of the validity tags.
     tag: ValidityTag,
-    /// Set when the message has ended; the slot is freed when no GET may write any more.
+    /// Set when the message has ended. The slot is freed once no GET may write to it any more.
     finished: bool,
 }
 
-/// Destinations of GETs, by the number of their registration slot.
+/// Destinations of GETs, indexed by the number of their registration slot.
 pub(super) struct Sinks(KVVec<Option<Use>>);
 
 impl Sinks {
@@ -74,14 +75,14 @@ impl Sinks {
         }
     }
 
-    /// Returns whether no destination is in use by LNet.
+    /// Returns whether LNet uses none of the destinations.
     pub(super) fn is_empty(&self) -> bool {
         self.0.iter().flatten().all(|sink| sink.finished)
     }
 }
 
-/// Iterates over the contiguous pieces of `len` bytes from offset `at`, each as position in the
-/// list of pages and length.
+/// Iterates over the contiguous ranges in the `len` bytes from offset `at`. An item contains the
+/// position in the list of pages and the length in bytes.
 fn pieces(
     memory: &FragmentList,
     at: usize,
@@ -97,7 +98,8 @@ impl Use {
         self.memory.bytes() as u32
     }
 
-    /// Returns the positions of the tags of `len` bytes, if the memory is contiguous.
+    /// Returns the positions of the validity tags in `len` bytes; `None` if the memory is not
+    /// contiguous.
     fn comb(&self, len: u32) -> Option<TagPositions> {
         let mut all = pieces(&self.memory, 0, len as usize);
         let (at, _) = all.next()?;
@@ -108,7 +110,7 @@ impl Use {
             .then_some(TagPositions { at, step, count })
     }
 
-    /// Writes validity tags to the memory.
+    /// Writes validity tags to the first `len` bytes of the memory.
     fn write_tags(&mut self, len: u32) {
         self.tag = security::random().to_le_bytes();
         if let Some(comb) = self.comb(len) {
@@ -128,7 +130,7 @@ impl Use {
         }
     }
 
-    /// Returns whether a tag was not overwritten, i.e. data are missing.
+    /// Returns whether a validity tag was not overwritten, i.e. whether data are missing.
     fn has_hole(&self) -> bool {
         if let Some(comb) = self.comb(self.len()) {
             let found = self.memory.pages().has_tag(comb, self.tag);
@@ -148,7 +150,7 @@ impl Use {
     }
 }
 
-/// Allocates pages of this module for `len` bytes.
+/// Allocates `len` bytes of kernel pages as an intermediate buffer.
 fn own_pages(len: usize) -> Result<FragmentList> {
     let mut pages = KVVec::with_capacity(len.div_ceil(PAGE), GFP_KERNEL)?;
     let mut left = len;
@@ -162,14 +164,14 @@ fn own_pages(len: usize) -> Result<FragmentList> {
 
 impl Ni {
     /// Returns memory for the payload of a message, and whether the payload must be copied from
-    /// there. Sleeps.
+    /// that memory to its destination. Sleeps.
     ///
     /// # Errors
     ///
     /// `ENOMEM`.
     pub(super) fn memory(&self, to: &Wanted) -> Result<(FragmentList, bool)> {
         match to.pages() {
-            // A scattered destination may have more pages than a slot.
+            // A scattered destination may have more pages than a registration slot.
             Ok(list) if list.pages().len() <= PAGES && !fault::hit(Point::SinkGaps) => {
                 self.counters.count(match list.fragments().len() {
                     1 => Count::Sinks,
@@ -184,11 +186,12 @@ impl Ni {
         }
     }
 
-    /// Registers memory for the payload of a message. Returns its slot. The caller holds `core`.
+    /// Registers memory for the payload of a message. Returns the slot number. The caller holds
+    /// `core`.
     ///
     /// # Errors
     ///
-    /// Returns the memory if no slot is free or it cannot be registered now.
+    /// Returns the memory if no slot is free or if registration fails.
     pub(super) fn register(
         &self,
         slots: &RegionSlots,
@@ -222,7 +225,7 @@ impl Ni {
         Ok(number)
     }
 
-    /// Marks the destination in a slot as unused after its message has ended.
+    /// Marks a slot's destination as unused after its message has ended.
     pub(super) fn sink_done(&self, number: u32) {
         if let Some(sink) = self.sinks.lock().get(number) {
             sink.finished = true;
@@ -233,7 +236,7 @@ impl Ni {
         }
     }
 
-    /// Frees a slot that is unused and to which no GET may write any more.
+    /// Frees a slot whose message has ended and to which no GET may write any more.
     pub(super) fn reap_sink(&self, slots: &RegionSlots, number: u32) {
         let quiet = slots.get(number).is_some_and(|p| p.events.is_quiet());
         let mut sinks = self.sinks.lock();
@@ -249,8 +252,8 @@ impl Ni {
         }
     }
 
-    /// Starts the revocation of a destination's registration. Returns whether there is one. The
-    /// caller holds `core`.
+    /// Starts the revocation of a destination's registration. Returns whether the destination was
+    /// registered. The caller holds `core`.
     pub(super) fn revoke_sink(&self, slots: &RegionSlots, number: u32) -> bool {
         let region = self.sinks.lock().get(number).and_then(|s| s.region.take());
         match (region, slots.get(number)) {
@@ -262,7 +265,7 @@ impl Ni {
         }
     }
 
-    /// Posts a GET to the destination in a slot. The caller holds `core`.
+    /// Posts a GET that writes to the destination in a slot. The caller holds `core`.
     pub(super) fn get(
         &self,
         (link, slots): (&Link, &RegionSlots),
@@ -276,7 +279,8 @@ impl Ni {
         let sink = sinks.get(number).ok_or(failed)?;
         sink.write_tags(len);
         let region = sink.region.as_ref().ok_or(failed)?;
-        // Usually a single piece. Allocations must not wait, because `core` is held.
+        // The destination is usually a single range. Allocations must not wait, because `core` is
+        // held.
         let mut all = pieces(&sink.memory, 0, len as usize)
             .map(|(offset, n)| RegionPart::new(region, offset, n));
         let first = [all.next().ok_or(failed)?];
@@ -333,7 +337,8 @@ impl Ni {
         })
     }
 
-    /// Checks the result of a GET. Returns the message, and an error if data are missing.
+    /// Checks the result of the GET in a slot. Returns the message, and an error if the GET failed
+    /// or data are missing.
     pub(super) fn check(
         &self,
         number: u32,

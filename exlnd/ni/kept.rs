@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Messages that LNet keeps for later. Their payload is copied. Otherwise they would occupy
-//! buffers, and other messages for which LNet waits could not be received. Process context, sleeps.
+//! Messages that LNet keeps for later. Their payload is copied, because they would otherwise occupy
+//! buffers, and LNet may wait for messages that need these buffers. Process context, sleeps.
 
 use super::{
     count::Count,
@@ -13,7 +13,7 @@ use extoll_core::memory::KernelMemory;
 use kernel::prelude::*;
 use protocol::lnd;
 
-/// Copied messages by number.
+/// Copied payloads, by the number of their message.
 pub(super) type EagerCopies = lnd::EagerCopies<KernelMemory, KVVec<u8>>;
 
 impl Ni {
@@ -45,7 +45,7 @@ impl Ni {
         let now = self.now();
         let kept = core.machine_mut().is_some_and(|m| m.kept(ticket));
         if kept {
-            // The entry is freed before another message gets the index.
+            // The entry must be free before another message gets the same index.
             drop(self.set_in(index, In::Free));
         }
         self.drive(&mut core, now);

@@ -3,8 +3,8 @@
 //! Registration of payload: slots with reserved network addresses, and the events of registrations
 //! and GETs.
 //!
-//! Events arrive in any context; they are recorded in [`Events`] and queued in [`Signals`] for the
-//! interface's thread. The locks here disable interrupts.
+//! Events are reported in any context. They are recorded in [`Events`], and the slot is queued in
+//! [`Signals`] for the interface's thread. The locks in this file disable interrupts.
 
 use crate::{
     fault::{self, Point},
@@ -28,13 +28,13 @@ use kernel_ext::mem::PageList;
 use protocol::lnd::GetFailure;
 use wire::ids::Vpid;
 
-/// Maximum number of pages of a message: 1 MiB that begins within a page.
+/// Maximum number of pages of a payload of 1 MiB that does not begin on a page boundary.
 pub(super) const PAGES: usize = 257;
 
-/// Code of [`Events::get_result`]: the GET timed out.
+/// Code of [`Events::get_result`]: the peer did not answer the GET in time.
 const TIMED_OUT: u32 = 4;
-/// Code of [`Events::get_result`]: the GET timed out before it was posted, or after all its parts
-/// were answered. This says nothing about the peer.
+/// Code of [`Events::get_result`]: the GET timed out before it was posted, or after the peer had
+/// answered all its parts. The peer is not the cause.
 const LATE: u32 = 5;
 
 /// Queue of slots with events, and the doorbell of the thread that handles them.
@@ -49,7 +49,7 @@ pub(super) struct Signals {
 impl Signals {
     /// Creates a queue for `slots` slots.
     pub(super) fn new(slots: usize) -> Result<Arc<Self>> {
-        // Twice that, because slots of a lost NIC may have events as well.
+        // Twice the number of slots, because slots of a lost NIC may also be queued.
         let (doorbell, ring) = (Doorbell::new()?, Ring::new(2 * slots)?);
         Arc::pin_init(
             pin_init!(Self {
@@ -60,13 +60,13 @@ impl Signals {
         )
     }
 
-    /// Returns the next slot with an event.
+    /// Removes and returns the number of the next slot with an event.
     pub(super) fn next(&self) -> Option<u32> {
         self.queue.lock().pop()
     }
 }
 
-/// Events of a slot, recorded by the ATU and by the engine of GETs in any context.
+/// Events of a slot. The ATU and the GET engine record them in any context.
 pub(super) struct Events {
     signals: Arc<Signals>,
     number: u32,
@@ -91,7 +91,7 @@ impl Events {
         self.signals.doorbell.notify();
     }
 
-    /// Clears the flag of a queued slot. Called before its events are read.
+    /// Clears the flag that the slot is queued. Called before the slot's events are read.
     pub(super) fn clear_queued(&self) {
         self.queued.xchg(false, Full);
     }
@@ -106,7 +106,7 @@ impl Events {
         self.late.xchg(false, Full)
     }
 
-    /// Returns the result of the GET and clears the event.
+    /// Returns the result of the GET, if there is one, and clears the event.
     pub(super) fn take_get_result(&self) -> Option<Result<(), GetFailure>> {
         match self.get_result.xchg(0, Full) {
             1 => Some(Ok(())),
@@ -117,17 +117,17 @@ impl Events {
         }
     }
 
-    /// Counts a GET that is being posted.
+    /// Increments the number of GETs in flight before a GET is posted.
     pub(super) fn begin(&self) {
         self.in_flight.fetch_add(1, Full);
     }
 
-    /// Takes back the count of a GET that could not be posted.
+    /// Decrements the number of GETs in flight after a GET could not be posted.
     pub(super) fn unbegin(&self) {
         self.in_flight.fetch_sub(1, Full);
     }
 
-    /// Returns whether no GET may write any more.
+    /// Returns whether no GET can write any more.
     pub(super) fn is_quiet(&self) -> bool {
         self.in_flight.load(Relaxed) == 0
     }
@@ -156,7 +156,7 @@ impl Completion for Events {
     }
 
     fn quiet(&self, how: Quiet) {
-        // The engine reports this at once if nothing was posted or everything was answered.
+        // The engine calls this at once if it posted nothing or the peer answered everything.
         if self.in_flight.fetch_sub(1, Full) == 1 && how == Quiet::Settled {
             let _ = self.get_result.cmpxchg(TIMED_OUT, LATE, Full);
         }
@@ -164,8 +164,8 @@ impl Completion for Events {
     }
 }
 
-/// A slot for the registration of one message's memory. Its network addresses are used for nothing
-/// else, so they lead nowhere after the message has ended, until the slot is reused.
+/// A slot for the registration of one message's memory. Its network addresses are reserved. After
+/// the message has ended they are invalid until the slot is reused.
 pub(super) struct RegionSlot {
     reserve: Reserve,
     pub(super) events: Arc<Events>,
@@ -194,26 +194,26 @@ impl RegionSlot {
         region.revoke_async(self.events.clone());
     }
 
-    /// Returns whether the last registration has ended, after its revocation was late.
+    /// Returns whether a registration has ended whose revocation was not confirmed in time.
     pub(super) fn has_ended(&self) -> bool {
         self.reserve.is_unused()
     }
 }
 
-/// Registration slots of an interface: the first half is read by peers, the second half written by
-/// GETs.
+/// Registration slots of an interface. Peers read memory in the first half of the slots, GETs write
+/// to memory in the second half.
 pub(super) struct RegionSlots {
     all: KVVec<RegionSlot>,
     free: [Pin<KBox<SpinLockIrq<Ring<u32>>>>; 2],
     half: usize,
 }
 
-/// Half of the slots.
+/// Half of the registration slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Side {
     /// Peers read the memory.
     Source,
-    /// GETs write it.
+    /// GETs write to the memory.
     Sink,
 }
 
@@ -249,7 +249,7 @@ impl RegionSlots {
             };
             let events = Arc::new(events, GFP_KERNEL)?;
             all.push(RegionSlot::new(nic, vpid, access, events)?, GFP_KERNEL)?;
-            // Cannot fail: the queue has room for all.
+            // Cannot fail: the queue has room for all slots of a side.
             let _ = ring.push(number);
         }
         let lock = |ring| KBox::pin_init(new_spinlock_irq!(ring, "exlnd_slots"), GFP_KERNEL);

@@ -59,24 +59,25 @@ use send::Outs;
 use tasks::{Kind, Queue, Worker};
 use wire::{ids::NodeId, lnd::VPID};
 
-/// Bytes of the buffer for the payload of one incoming message.
+/// Size in bytes of the buffer for the payload of one incoming message.
 const BUFFER: usize = 8192;
-/// Maximum time in ms that the stop of an interface waits for messages in progress.
+/// Maximum time in ms for which the stop of an interface waits for messages in progress.
 const PATIENCE_MS: i64 = 10_000;
 
-/// State machine of an interface. Outgoing messages are identified by their index in [`Outs`].
+/// State machine of an interface. It names an outgoing message by its index in [`Outs`].
 type Machine = Lnd<KernelMemory, u32>;
 
 /// State protected by the lock of the state machine.
 struct Core {
     machine: KBox<Option<Machine>>,
-    /// Ports for sending and GETs; `None` without a NIC.
+    /// Ports for sending messages and GETs; `None` without a NIC.
     link: Option<Arc<Link>>,
     /// Registration slots; kept until all registrations have ended.
     slots: Option<Arc<RegionSlots>>,
-    /// Time at which the interface's thread runs next if no event wakes it earlier.
+    /// Time at which the interface's thread runs next unless an event wakes it earlier.
     armed: Time,
-    /// Slots whose revocation was not confirmed in time; polled until it is.
+    /// Slots whose revocation was not confirmed in time. The thread polls them until it is
+    /// confirmed.
     late: Ring<u32>,
 }
 
@@ -103,7 +104,7 @@ pub(crate) struct Ni {
     /// GETs.
     slots: usize,
     epoch: Instant<Monotonic>,
-    /// Set when the interface has ended. The holder of the lock may change the interface's NIC.
+    /// True after the interface has ended. The holder of the lock may change the interface's NIC.
     #[pin]
     binding: Mutex<bool>,
     #[pin]
@@ -121,10 +122,10 @@ pub(crate) struct Ni {
     sinks: Mutex<Sinks>,
     #[pin]
     kept: Mutex<EagerCopies>,
-    /// Payload of incoming messages: [`BUFFER`] bytes for each message.
+    /// Buffers for the payload of incoming messages; [`BUFFER`] bytes for each message.
     buffers: PageList,
     signals: Arc<Signals>,
-    /// Tasks for the threads of each CPT, by [`Kind`].
+    /// CPTs with the task queues of their threads, by [`Kind`].
     queues: KVec<(i32, [Arc<Queue>; 2])>,
     /// Set when the interface is being stopped.
     ended: AtomicFlag,
@@ -132,20 +133,20 @@ pub(crate) struct Ni {
     without_nic: AtomicFlag,
     /// Set when incoming messages may be passed to LNet, i.e. when the start can no longer fail.
     reading: AtomicFlag,
-    /// Set if the interface was reported as unusable to LNet.
+    /// Set if the last report to LNet, sent or queued, says that the interface is unusable.
     fatal: AtomicFlag,
-    /// Set while such a report is queued.
+    /// Set while a report on the interface's usability is queued.
     fatal_due: AtomicFlag,
     /// Set when the state of the network may have changed.
     changed: Arc<AtomicFlag>,
-    /// Set when the NIC was lost, until the thread has handled that.
+    /// Set when the NIC was lost; cleared when the thread has handled the loss.
     lost: Arc<AtomicFlag>,
     /// Time of the last incoming message.
     busy: Atomic<u64>,
     counters: Counters,
 }
 
-/// Settings of LNet for an interface.
+/// Settings that LNet requests for an interface.
 pub(crate) struct Asked {
     /// Maximum payload in bytes that is sent in messages.
     pub(crate) immediate: u32,
@@ -155,7 +156,7 @@ pub(crate) struct Asked {
     pub(crate) peer_credits: u32,
 }
 
-/// A thread of any type.
+/// A thread that runs any function; dropping it ends the thread.
 trait Ends: Send + Sync {}
 
 impl<T: Run> Ends for Thread<T> {}
@@ -295,7 +296,7 @@ impl Ni {
 
     fn start_threads(self: &Arc<Self>) -> Result {
         let mut threads = self.threads.lock();
-        // They are stopped in this order.
+        // The threads are stopped in this order.
         for kind in [Kind::Arrivals, Kind::Endings] {
             for (i, (cpt, queues)) in self.queues.iter().enumerate() {
                 let queue = queues.get(kind as usize).ok_or(EINVAL)?;
@@ -319,19 +320,19 @@ impl Ni {
         Time(self.epoch.elapsed().as_nanos().max(0) as u64)
     }
 
-    /// Returns whether no message is in progress any more.
+    /// Returns whether all messages have ended and the state machine is closed.
     fn has_ended(&self) -> bool {
         let core = self.core.lock();
         core.machine().is_none_or(|machine| machine.is_closed())
     }
 
-    /// Returns whether no message needs a NIC any more.
+    /// Returns whether the NIC is not needed for any message.
     fn is_idle(&self) -> bool {
         let core = self.core.lock();
         core.machine().is_none_or(|machine| machine.is_idle())
     }
 
-    /// Waits up to `ms` milliseconds until `done` is true. Returns false after a timeout.
+    /// Waits up to `ms` milliseconds until `done` returns true. Returns false after a timeout.
     fn wait(&self, ms: i64, done: impl Fn() -> bool) -> bool {
         let begun: Instant<Monotonic> = Instant::now();
         while !done() {
@@ -344,16 +345,16 @@ impl Ni {
         true
     }
 
-    /// Stops the interface, which has no outgoing messages of LNet any more. Sleeps, usually for
-    /// milliseconds, for some seconds if lost peers may still know addresses of memory.
+    /// Stops the interface, for which LNet has no outgoing messages. Sleeps, usually for
+    /// milliseconds. If lost peers may still know addresses of memory, it sleeps for some seconds.
     pub(crate) fn end(self: &Arc<Self>) {
         self.change(|machine, now| machine.close(now));
         self.ended.xchg(true, Full);
         if !self.wait(PATIENCE_MS, || self.has_ended()) {
             pr_warn!("ex{}: some messages have not ended in time\n", self.number);
         }
-        // Joined without the lock, because threads may wait for locks whose holders wait for this
-        // one.
+        // The threads are joined without the lock `threads`, because a thread may wait for locks
+        // whose holders wait for `threads`.
         let threads = core::mem::replace(&mut *self.threads.lock(), KVec::new());
         for thread in threads {
             drop(thread);

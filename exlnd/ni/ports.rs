@@ -26,19 +26,19 @@ use kernel::{
 use protocol::{base::age_bound::AgeBound, Time};
 use wire::lnd::VPID;
 
-/// Sending side of the ports. Dropped before the NIC is unbound.
+/// Sending side of an interface's ports. Dropped before the NIC is unbound.
 pub(super) struct Link {
     pub(super) sender: Sender,
     pub(super) gets: Submitter,
 }
 
-/// Receiving side of the ports. `handle` is dropped last.
+/// Receiving side of an interface's ports. `handle` is dropped last.
 pub(super) struct Ports {
     pub(super) mailbox: Mailbox,
     pub(super) engine: Engine,
     /// Bounds the age of the messages in the mailbox.
     pub(super) age_bound: AgeBound,
-    /// Time of the last count of the mailbox's backlog.
+    /// Time at which the unread messages in the mailbox were last counted.
     pub(super) counted: Time,
     pub(super) status: Subscription,
     pub(super) handle: Handle,
@@ -62,7 +62,7 @@ impl Client for PortEvents {
     }
 }
 
-/// Receiver of network events, which rings the doorbell. Each event sets the flag.
+/// Receiver of network events. It notifies the doorbell and sets the flag for each event.
 pub(super) struct Watch(pub(super) Arc<Signals>, pub(super) Arc<AtomicFlag>);
 
 impl StatusClient for Watch {
@@ -101,7 +101,7 @@ pub(super) fn ports(handle: Handle, watch: Watch, slots: usize) -> Result<(Ports
         sender,
         gets: engine.submitter(),
     };
-    // Requests the first check.
+    // Requests the first check of the network.
     watch.1.xchg(true, Full);
     let status = handle.subscribe(Arc::new(watch, GFP_KERNEL)?)?;
     let ports = Ports {

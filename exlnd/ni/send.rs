@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Outgoing messages, from LNet's send call to their end. Process context. The lock `core` is held
-//! where noted; `outs` is taken here.
+//! Outgoing messages, from LNet's send call to their end. Process context. The comments of
+//! functions say where the caller holds the lock `core`. Functions acquire the lock `outs`
+//! themselves.
 
 use super::{
     count::Count,
@@ -26,7 +27,7 @@ use wire::{
 /// Number of bytes copied in one step.
 const CHUNK: usize = 512;
 
-/// Registered payload of a message, which the peer may read.
+/// Payload of a message that is registered so that the peer can read it.
 struct Exposed {
     slot: u32,
     /// `None` after the revocation was started.
@@ -35,18 +36,18 @@ struct Exposed {
 
 /// An outgoing message.
 pub(super) struct Out {
-    /// `None` after LNet was notified of the end.
+    /// `None` after LNet was notified of the message's end.
     msg: Option<Msg>,
     ticket: Option<Ticket>,
     exposed: Option<Exposed>,
     node: NodeId,
 }
 
-/// Outgoing messages by token, which is their name in the state machine.
+/// Outgoing messages. The state machine names them by token, which is their index.
 pub(super) struct Outs {
     all: KVVec<Option<Out>>,
     free: Ring<u32>,
-    /// Token of the message that uses a registration slot, by slot.
+    /// Token of the message that uses a registration slot, by slot number.
     users: KVVec<Option<u32>>,
 }
 
@@ -57,7 +58,7 @@ impl Outs {
         let mut users = KVVec::with_capacity(slots, GFP_KERNEL)?;
         for i in 0..size {
             all.push(None, GFP_KERNEL)?;
-            // Cannot fail: the queue has room for all.
+            // Cannot fail: the queue has room for all tokens.
             let _ = free.push(i as u32);
         }
         for _ in 0..slots {
@@ -90,7 +91,7 @@ impl Outs {
         if let Some(user) = slot.and_then(|slot| self.users.get_mut(slot)) {
             *user = None;
         }
-        // Cannot fail: the token was taken from the queue.
+        // Cannot fail: the token came from this queue.
         let _ = self.free.push(token);
         Some(out)
     }
@@ -101,7 +102,7 @@ impl Outs {
         self.get(token)?.ticket
     }
 
-    /// Removes all registration slots after their registrations have ended.
+    /// Forgets all registration slots after their registrations have ended.
     pub(super) fn forget_slots(&mut self) {
         for out in self.all.iter_mut().flatten() {
             out.exposed = out.exposed.take().filter(|e| e.region.is_some());
@@ -111,13 +112,13 @@ impl Outs {
         }
     }
 
-    /// Returns whether the memory of a message that LNet waits for is registered.
+    /// Returns whether memory is registered whose message LNet has not been notified of.
     pub(super) fn is_exposed(&self) -> bool {
         let exposed = |out: &Out| out.exposed.is_some() && out.msg.is_some();
         self.all.iter().flatten().any(exposed)
     }
 
-    /// Copies payload of a message, from offset `at`.
+    /// Copies a message's payload from offset `at` on.
     pub(super) fn read(&mut self, token: u32, at: u16, to: &mut [u8]) {
         if let Some(msg) = self.get(token).and_then(|out| out.msg.as_ref()) {
             msg.read(at.into(), to);
@@ -125,7 +126,7 @@ impl Outs {
     }
 }
 
-/// Returns the result that LNet gets.
+/// Returns LNet's result for an outcome of the state machine.
 fn end_of(outcome: Outcome) -> End {
     let errno = |e: Error| e.to_errno();
     match outcome {
@@ -170,12 +171,12 @@ fn copy(msg: &Msg, len: u32) -> Result<Arc<PageList>> {
 
 impl Ni {
     /// Sends a message of LNet. If the message cannot be sent now (no slot, no NIC, no such peer),
-    /// it is finalized at once, because LNet does not resend what a send call returns as an error.
+    /// it is finalized with an error, because LNet does not resend a message whose send call fails.
     /// Sleeps.
     ///
     /// # Errors
     ///
-    /// Returns the message, its health status and the errno if the message can never be sent.
+    /// If the message can never be sent: the message, its health status and the error.
     pub(crate) fn send(&self, msg: Msg) -> Result<(), (Msg, Health, Error)> {
         self.try_send(msg).or_else(|(msg, health, e)| {
             self.counters.count(Count::NotTaken);
@@ -213,7 +214,7 @@ impl Ni {
         if request.len > self.immediate {
             match self.expose(&slots, &msg, &request) {
                 Ok(e) => exposed = Some(e),
-                // The payload is small enough for messages.
+                // A payload of this length can be sent in messages.
                 Err(_) if conf::IMMEDIATE.contains(&request.len.into()) => {}
                 Err(e) => return Err((msg, Health::LocalDropped, e)),
             }
@@ -308,7 +309,7 @@ impl Ni {
             self.counters.count(Count::NoSlot);
             return Err(EAGAIN);
         };
-        // Must be contiguous, because the peer gets a single address.
+        // The payload must be contiguous, because the peer receives a single address.
         let pages = request.pages().map(|list| list.contiguous());
         let pages = match pages {
             Ok(Ok(pages)) if !fault::hit(Point::SourceGaps) => Ok(pages),
@@ -333,8 +334,8 @@ impl Ni {
         }
     }
 
-    /// Starts the revocation of a message's registration. Returns whether there is one. The caller
-    /// holds `core`.
+    /// Starts the revocation of a message's registration. Returns whether the message was
+    /// registered. The caller holds `core`.
     pub(super) fn revoke_out(&self, slots: &RegionSlots, token: u32) -> bool {
         let mut outs = self.outs.lock();
         let exposed = outs.get(token).and_then(|out| out.exposed.as_mut());
@@ -349,13 +350,14 @@ impl Ni {
         }
     }
 
-    /// Returns the peer, which determines the thread, and the result for LNet.
+    /// Returns the peer of an outgoing message that has ended, and LNet's result. The peer
+    /// determines the thread that finalizes the message.
     pub(super) fn out_ended(&self, token: u32, outcome: Outcome) -> Option<(NodeId, End)> {
         let node = self.outs.lock().get(token)?.node;
         Some((node, end_of(outcome)))
     }
 
-    /// Frees the registration slot of a message whose address no peer uses any more.
+    /// Frees the registration slot of a message after the peer can no longer read its memory.
     pub(super) fn released(&self, slots: Option<&RegionSlots>, token: u32) {
         let mut outs = self.outs.lock();
         let Some(out) = outs.get(token) else {
@@ -376,7 +378,7 @@ impl Ni {
         }
     }
 
-    /// Finalizes a message. Called without locks.
+    /// Finalizes an outgoing message. Called without locks.
     pub(super) fn sent(&self, token: u32, end: End) {
         let msg = {
             let mut outs = self.outs.lock();
@@ -384,7 +386,8 @@ impl Ni {
                 return;
             };
             let msg = out.msg.take();
-            // Otherwise the peer still knows its address, and `released` removes the entry.
+            // A registered message stays in the table until `released`, because the peer still
+            // knows its address.
             if out.exposed.is_none() {
                 outs.remove(token);
             }
@@ -403,7 +406,7 @@ impl Outs {
     }
 }
 
-/// Ends a registration that was not announced.
+/// Ends the registration of a payload whose address the peer does not know.
 fn unexpose(slots: &RegionSlots, exposed: Exposed) {
     drop(exposed.region);
     slots.free(exposed.slot);

@@ -19,13 +19,13 @@ use kernel::{
 use protocol::lnd::Ticket;
 use wire::ids::NodeId;
 
-/// Type of a CPT's thread.
+/// Type of thread; each CPT has one thread of each type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// Passes incoming messages to LNet, which may block the thread while its configuration
+    /// Passes incoming messages to LNet, which may block the thread while LNet's configuration
     /// changes.
     Arrivals,
-    /// Finalizes messages and reports peers.
+    /// Finalizes messages and reports the state of peers.
     Endings,
 }
 
@@ -48,11 +48,12 @@ pub(super) enum Task {
     Finished(Finished),
     /// Report a peer as alive or dead.
     Peer(NodeId, bool),
-    /// Report the interface as usable or unusable; the state at execution counts.
+    /// Report the interface as usable or unusable, according to the state when the task is
+    /// executed.
     Fatal,
 }
 
-/// Queue of a thread.
+/// Task queue of a thread.
 #[pin_data]
 pub(super) struct Queue {
     doorbell: Doorbell,
@@ -73,7 +74,7 @@ impl Queue {
         )
     }
 
-    /// Adds a task; gives it back if the queue is full.
+    /// Adds a task. Returns the task as an error if the queue is full.
     pub(super) fn push(&self, task: Task) -> Result<(), Task> {
         self.tasks.lock().push(task)?;
         self.doorbell.notify();
