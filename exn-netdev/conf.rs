@@ -13,49 +13,51 @@ use wire::ids::NodeId;
 /// Maximum number of messages per frame, equal to the limit of a port's outstanding messages (HW
 /// §8).
 pub(crate) const MAX_FRAGMENTS: u32 = 255;
-/// Maximum length of an eager frame in bytes: 30,600.
+/// Maximum length of an eager frame in bytes.
 pub(crate) const MAX_EAGER: u32 = MAX_FRAGMENTS * 120;
-/// Maximum eager threshold in bytes. This value makes every frame eager that fits.
+/// Maximum eager threshold in bytes. With this value, every frame of up to [`MAX_EAGER`] bytes is sent
+/// eagerly.
 const THRESHOLD_MAX: u32 = MAX_EAGER + 1;
-/// Maximum and default MTU, that of IPoIB in connected mode. Linux supports no Ethernet MTU above
-/// 65,535 (bridges and veth refuse more), IPv4 no packet above that. With 65,520 a frame and its
-/// header fit into 64 KiB. Peers may send longer frames, up to [`MAX_FRAME`].
+/// Maximum and default MTU in bytes, equal to that of IPoIB in connected mode. Linux supports no
+/// Ethernet MTU above 65,535, because bridges and veth reject it. IPv4 packets cannot be longer
+/// either. With 65,520 bytes a frame and its header fit into 64 KiB. Peers may send longer frames,
+/// up to [`MAX_FRAME`].
 pub(crate) const MAX_MTU: u32 = 65_520;
-/// Minimum MTU.
+/// Minimum MTU in bytes.
 pub(crate) const MIN_MTU: u32 = wire::eth::MIN_MTU;
-/// Maximum length of a frame in the protocol, in bytes; peers may have an MTU of 65,536.
+/// Maximum length in bytes of a frame in the protocol. Peers may have an MTU of 65,536.
 pub(crate) const MAX_FRAME: u32 = wire::eth::MAX_FRAME;
-/// Minimum of the configurable limit of announced frames in flight.
+/// Minimum value of the setting for the number of announced frames in flight.
 const TX_FLIGHT_MIN: u32 = 4;
-/// Maximum of the configurable limit of announced frames in flight.
+/// Maximum value of the setting for the number of announced frames in flight.
 pub(crate) const TX_FLIGHT_MAX: u32 = 512;
-/// Default limit of announced frames in flight.
+/// Default value of the setting for the number of announced frames in flight.
 const TX_FLIGHT: u32 = 256;
-/// Maximum number of frames that were given up but stay readable for late GETs.
+/// Maximum number of frames that timed out but stay mapped for late GETs.
 pub(crate) const TX_QUARANTINE: u16 = 512;
-/// Maximum number of buffers that may still be in use by the NIC when a port is closed: frames
-/// announced or given up, GETs in flight or lost.
+/// Maximum number of buffers that the NIC may still use when a port is closed. They belong to
+/// announced frames in flight or timed out, and to GETs in flight or lost.
 pub(crate) const RECLAIM_MAX: usize =
     TX_FLIGHT_MAX as usize + TX_QUARANTINE as usize + RX_FLIGHT as usize + RX_LOST as usize;
-/// Maximum number of frames in flight to a peer that fetches none; an eighth of the overall limit
-/// if that is less.
+/// Maximum number of frames in flight to a peer that does not fetch its frames. If an eighth of the
+/// overall limit is less, that value applies.
 pub(crate) const STALLED_PEER_BOUND: u16 = 16;
-/// Time in ms after which an announced frame counts as stalled. It is then no longer charged to the
-/// byte queue limit, because one slow peer would stop the traffic to all others.
+/// Time in ms after which an announced frame counts as stalled. A stalled frame is not charged to
+/// the byte queue limit, because one slow peer would otherwise stop the traffic to all others.
 pub(crate) const STALL_MS: u32 = 100;
 /// Time in ms after which a peer that has not fetched a frame counts as slow. Frames to a slow peer
-/// are not charged to the byte queue limit and are dropped beyond the peer's limit, because they
-/// would stop the queue for all other peers.
+/// are not charged to the byte queue limit, because they would stop the queue for all other peers.
+/// Frames beyond the peer's limit are dropped.
 pub(crate) const LAG_MS: u32 = 25;
-/// Time in ms for which a peer counts as slow after that.
+/// Time in ms for which a peer counts as slow after its last late GET.
 pub(crate) const LAG_HOLD_MS: u32 = 1000;
-/// Maximum number of messages that are sent with interrupts off.
+/// Maximum number of messages that are sent in one go with interrupts off.
 pub(crate) const BURST: usize = 16;
-/// Maximum number of received frames that netpoll collects for later delivery. Equal to the maximum
-/// number of GETs, because a notification without room here would block the transmit completions
-/// behind it.
+/// Maximum number of received frames that netpoll collects for later delivery. It equals the
+/// maximum number of GETs, because a notification without space for its frame would block the
+/// transmit completions behind it.
 pub(crate) const NETPOLL_FRAMES: usize = RX_FLIGHT as usize + RX_LOST as usize;
-/// Maximum number of watched peers, i.e. peers that leave transfers unanswered.
+/// Maximum number of peers that are watched because they leave transfers unanswered.
 pub(crate) const WATCHED_PEERS: u16 = 64;
 /// Maximum number of GETs in flight.
 pub(crate) const RX_FLIGHT: u16 = 256;
@@ -65,23 +67,24 @@ pub(crate) const RX_LOST: u16 = 256;
 pub(crate) const RX_PEER_BOUND: u16 = 192;
 /// Maximum number of announcements that wait for memory, credit or a free slot.
 pub(crate) const RX_WAITING: u16 = 1024;
-/// Time in ms after which an announcement without memory is fetched into the scratch buffer and
-/// discarded.
+/// Time in ms after which an announced frame for which no memory is available is fetched into the
+/// scratch buffer and discarded.
 pub(crate) const RX_WAIT_MS: u32 = 500;
-/// Maximum number of announcements and held frames whose order is tracked.
+/// Maximum number of announced and held frames whose order is tracked.
 pub(crate) const ORDER: u16 = 2048;
-/// Maximum number of frames of one source that are held for an earlier announced one.
+/// Maximum number of frames of one source that are held until an earlier announced frame arrives.
 pub(crate) const ORDER_PER_SOURCE: u16 = 128;
-/// Maximum time in ms that a frame is held.
+/// Maximum time in ms for which a frame is held.
 pub(crate) const ORDER_MS: u32 = 100;
 /// Maximum length in bytes of a frame that is flooded because its destination was not learned. ARP
-/// probes, neighbour solicitations and TCP SYNs fit; their answers teach the address.
+/// probes, neighbour solicitations and TCP SYNs fit. The address is learned from their answers.
 pub(crate) const MAX_FLOODED: u32 = 256;
 /// Maximum number of learned foreign MAC addresses, i.e. those of containers and virtual machines.
 const FOREIGN_MACS: u16 = 1024;
 /// Maximum number of learned foreign MAC addresses of one node.
 const FOREIGN_MACS_OF_NODE: u16 = 256;
-/// Time in ms after which a silent foreign address is forgotten: that of the kernel's bridges.
+/// Time in ms after which a foreign address without traffic is forgotten, as in the kernel's
+/// bridges.
 const FOREIGN_AGE_MS: u32 = 300_000;
 /// Maximum number of sources with a partial frame.
 pub(crate) const PARTIALS: u16 = 64;
@@ -89,48 +92,48 @@ pub(crate) const PARTIALS: u16 = 64;
 pub(crate) const PARTIAL_MS: u32 = 1000;
 /// Period of housekeeping in ms while work is pending.
 pub(crate) const TICK_MS: u32 = 20;
-/// Period of housekeeping in ms while no work is pending; a quarter of `rdv_timeout_ms` if that is
-/// less.
+/// Period of housekeeping in ms while no work is pending. If a quarter of `rdv_timeout_ms` is less,
+/// that value applies.
 pub(crate) const IDLE_MS: u32 = 500;
-/// Time in ms after which the mailbox is polled again when no room for announcements was left.
+/// Time in ms after which the mailbox is polled again if the table of announcements was full.
 pub(crate) const PAUSE_MS: u32 = 1;
-/// Maximum gap in ms between two messages of a peer that counts as present; half of
-/// `rdv_timeout_ms` if that is more. Only a peer that is present can prove that the own ports are
-/// stuck.
+/// Maximum gap in ms between two messages of a peer that counts as present. If half of
+/// `rdv_timeout_ms` is more, that value applies. Only a peer that is present can prove that this
+/// node's ports are stuck.
 pub(crate) const ABSENT_MS: u32 = 1000;
-/// Pause in ms between the first two restarts of the ports; doubles with each restart.
+/// Pause in ms between the first two restarts of the ports. The pause doubles with each restart.
 pub(crate) const RESTART_MS: u32 = 30_000;
 /// Maximum pause in ms between two restarts.
 pub(crate) const RESTART_MAX_MS: u32 = 3_600_000;
-/// Pause in ms before the first retry of a failed restart; doubles with each retry.
+/// Pause in ms before the first retry of a failed restart. The pause doubles with each retry.
 pub(crate) const RETRY_MS: u32 = 500;
 /// Maximum pause in ms between two retries.
 pub(crate) const RETRY_MAX_MS: u32 = 30_000;
-/// Time in ms after which the transmit watchdog fires. Longer than the 5 s in which `extoll.ko`
-/// repairs a stalled requester, which ends by dropping packets and waking the queue.
+/// Time in ms after which the transmit watchdog fires. `extoll.ko` repairs a stalled requester
+/// within 5 s, drops its packets and wakes the queue. The watchdog must not fire before that.
 pub(crate) const WATCHDOG_MS: u32 = 8000;
-/// Time in ms that `down` waits for transfers in flight.
+/// Time in ms for which `down` waits for transfers in flight.
 pub(crate) const DRAIN_MS: u32 = 500;
 /// Maximum number of notifications that `down` processes before it checks the time again.
 pub(crate) const DRAIN_BATCH: usize = 64;
 
-/// Returns the four bytes that all MAC addresses of the network begin with.
+/// Returns the first four bytes of all MAC addresses of the network.
 pub(crate) fn mac_prefix() -> [u8; 4] {
     param::mac.value().to_be_bytes()
 }
 
-/// 1 leaves layer-4 checksums of sent frames unfinished; all peers must accept such frames.
+/// Set to 1 to send frames with unfinished layer-4 checksums. All peers must accept such frames.
 static SKIP_TX_CSUM: Tunable = Tunable::new("exn.skip_tx_csum", 0);
-/// Checksums that the stack verifies: 0 finished ones, 1 all, 2 none.
+/// Received checksums that the stack verifies. 0: finished checksums, 1: all, 2: none.
 static VERIFY_RX_CSUM: Tunable = Tunable::new("exn.verify_rx_csum", 0);
-/// Interval in ms in which at most four lines per reason are logged.
+/// Interval in ms in which at most four lines are logged for each reason.
 static LOG_INTERVAL_MS: Tunable = Tunable::new("exn.log_interval_ms", 10_000);
-/// Time in ms after which an announced frame or a GET is given up.
+/// Time in ms after which an announced frame or a GET times out.
 static RDV_TIMEOUT_MS: Tunable = Tunable::new("exn.rdv_timeout_ms", 3_000);
-/// Time in ms for which memory of a transfer that was given up is kept.
+/// Time in ms for which the memory of a transfer that timed out is kept.
 static RDV_QUARANTINE_MS: Tunable = Tunable::new("exn.rdv_quarantine_ms", 60_000);
 
-/// Reads the overrides of all tunables. May sleep.
+/// Reads the user's overrides of all tunables. May sleep.
 pub(crate) fn load_tunables() {
     let all = [
         &SKIP_TX_CSUM,
@@ -154,13 +157,13 @@ pub(crate) fn skip_tx_checksum() -> bool {
     SKIP_TX_CSUM.value() != 0
 }
 
-/// Verification of received frames' checksums. The links have CRC and retransmission, and peers may
-/// leave checksums unfinished.
+/// Received checksums that the stack verifies. Verification is optional, because the links have CRC
+/// and retransmission. Peers may send unfinished checksums.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verify {
-    /// The stack verifies all finished checksums. It also verifies unfinished ones of frames that
-    /// arrived in several messages, because only the frame's checksum reveals the loss of a message
-    /// on its way into the mailbox.
+    /// The stack verifies all finished checksums. For frames that arrived in several messages it
+    /// also verifies unfinished checksums, because only the frame's checksum reveals that a message
+    /// was lost on its way into the mailbox.
     Finished,
     /// The stack verifies all checksums.
     All,
@@ -177,15 +180,15 @@ pub(crate) fn verify_rx_checksum() -> Verify {
     }
 }
 
-/// Returns the interval in ms in which up to 4 log lines per reason are printed.
+/// Returns the interval in ms in which at most four lines are logged for each reason.
 pub(crate) fn log_interval_ms() -> u32 {
     LOG_INTERVAL_MS.number()
 }
 
-/// Bit of `mac` that would make the address a group address.
+/// Bit in the value of `mac` that would make the address a group address.
 const GROUP_BIT: i64 = 1 << 24;
 
-/// Returns all parameters and tunables with their ranges.
+/// Returns all parameters and tunables with their permitted ranges.
 pub(crate) fn parameters() -> [Param; 8] {
     let nodes = i64::from(NodeId::FIRST_RESERVED.0) - 1;
     let least = rendezvous::shortest_quarantine_ms(timeout_ms());
@@ -206,20 +209,20 @@ pub(crate) fn parameters() -> [Param; 8] {
     ]
 }
 
-/// Returns the time in ms after which an announced frame or a GET is given up.
+/// Returns the time in ms after which an announced frame or a GET times out.
 pub(crate) fn timeout_ms() -> u32 {
     RDV_TIMEOUT_MS.number()
 }
 
-/// Returns the time in ms for which the memory of given-up transfers stays mapped. [`parameters`]
-/// ensures that it exceeds the time in which peers with the same timeout still fetch an announced
-/// frame.
+/// Returns the time in ms for which the memory of transfers that timed out stays mapped.
+/// [`parameters`] ensures that peers with the same timeout do not fetch an announced frame after
+/// that time.
 pub(crate) fn quarantine_ms() -> u32 {
     RDV_QUARANTINE_MS.number()
 }
 
-/// Returns the time in ms that a peer may leave a frame unfetched: `ms`, multiplied in slow guests
-/// ([`patience`]), but then limited to half of `rdv_timeout_ms`, after which frames are given up.
+/// Returns the time in ms for which a peer may leave a frame unfetched. It is `ms`, multiplied in
+/// slow guests ([`patience`]). The product is limited to half of `rdv_timeout_ms`.
 pub(crate) fn scaled(ms: u32) -> u32 {
     patience(ms).min(ms.max(timeout_ms() / 2))
 }
@@ -246,7 +249,7 @@ impl Conf {
             threshold: Atomic::new(120),
             flight: Atomic::new(TX_FLIGHT),
         };
-        // In range, because the module does not load otherwise.
+        // Cannot fail: the module does not load with a value out of range.
         c.set_threshold(param::velo_threshold.value());
         c
     }

@@ -67,7 +67,7 @@ fn show_reasons(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 fn show_transitions(sh: &Shared, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    // Copies the counts, because the text is not formatted under a lock.
+    // The counts are copied, because text must not be formatted with a lock held.
     let sent = sh.tx.lock().counts().clone();
     let fetched = sh.rx.lock().counts().clone();
     write!(f, "announced frames:\n{sent}fetches:\n{fetched}")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! The net device: registration, `open` and `stop`, carrier, MAC address, statistics, watchdog.
+//! The net device: registration, `open` and `stop`, carrier, MAC address, statistics and watchdog.
 //!
 //! Net device operations run under RTNL in process context and may sleep, except `start_xmit`
 //! (bottom halves off, under netpoll also interrupts off) and `stats64`. Callbacks of the ports
@@ -59,7 +59,7 @@ impl Client for VeloClient {
     }
 
     fn writable(&self) {
-        // The poll function sends the pending frame.
+        // The poll function sends the pending frame when it runs.
         self.napi.schedule();
     }
 
@@ -82,21 +82,21 @@ impl Client for RmaClient {
 
     fn writable(&self) {
         if self.shared.set_gated(false) {
-            // The VPID was enabled, so the work item can switch the carrier on.
+            // The VPID is enabled, so the work item can switch the carrier on.
             self.shared.ndev.schedule_work();
         }
-        // The poll function posts the GETs.
+        // The poll function posts the waiting GETs.
         self.napi.schedule();
     }
 }
 
-/// Callbacks for changes of node ID, network state and links.
+/// Receiver of changes of node ID, network state and links.
 struct StatusWatch(Arc<Shared>);
 
 impl StatusClient for StatusWatch {
     fn changed(&self, _: Status) {
         self.0.update_carrier();
-        // Setting the MAC address requires RTNL, which the work item takes.
+        // Setting the MAC address requires RTNL, which the work item acquires.
         self.0.ndev.schedule_work();
     }
 
@@ -119,8 +119,8 @@ impl Exn {
         })
     }
 
-    /// Waits up to [`conf::DRAIN_MS`] until the transfers in flight have ended: announced frames
-    /// that peers are fetching, and own GETs, whose frames are dropped. Sleeps.
+    /// Waits up to [`conf::DRAIN_MS`] until no transfer is in flight: neither announced frames that
+    /// peers are fetching, nor GETs of this node, whose frames are dropped. Sleeps.
     fn drain(&self, state: &mut RmaState) {
         let sh = &*self.shared;
         let end = Clock.now().after(ms(conf::DRAIN_MS));
@@ -144,8 +144,8 @@ impl Exn {
         }
     }
 
-    /// Gives up all pending transfers and moves their memory to the NIC's quarantine. The ports are
-    /// closed, but peers know the addresses of announced frames, and a GET may still be answered
+    /// Ends all pending transfers and moves their memory to the NIC's quarantine. The ports are
+    /// closed. Nevertheless, peers may still fetch announced frames, and GETs may still be answered
     /// after the next port is opened. May sleep.
     fn flush(&self) {
         let sh = &*self.shared;
@@ -190,7 +190,7 @@ impl Operations for Exn {
     fn open(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>) -> Result {
         let exn = dev.data();
         let sh = &exn.shared;
-        // Repeated attempts to reopen the ports are logged once.
+        // Of repeated attempts to reopen the ports only the first is logged.
         let quiet = sh.is_reopening();
         let log = |what: &str, e: Error| {
             if !quiet {
@@ -226,8 +226,8 @@ impl Operations for Exn {
             .scratch_buffer()
             .inspect_err(|e| log("no memory for the scratch buffer", *e))?;
         sh.set_scratch(Some(scratch));
-        // The following calls fail only because of a bug: the NAPI instance is disabled while the
-        // interface is down.
+        // The call fails only because of a bug: the NAPI instance is disabled while the interface
+        // is down.
         exn.napi.with_state(rtnl, |state| {
             state.velo.mailbox = Some(mailbox);
             state.velo.rx.start(requester.clone());
@@ -255,7 +255,7 @@ impl Operations for Exn {
         let sh = &exn.shared;
         dev.set_carrier(false);
         let mut waiting = 0;
-        // Cannot fail: the NAPI instance is disabled before `stop`.
+        // Cannot fail: the NAPI instance is disabled before `stop` is called.
         let _ = exn.napi.with_state(rtnl, |state| {
             exn.drain(&mut state.rma);
             if let Some(queue) = state.rma.queue.take() {
@@ -295,7 +295,7 @@ impl Operations for Exn {
     }
 
     fn set_mac_address(dev: &Device<Self>, rtnl: &Rtnl<'_, Self>, mac: [u8; 6]) -> Result {
-        // The address encodes the node ID. Peers could not reach any other address.
+        // The address encodes the node ID. Peers could not send to any other address.
         let sh = &dev.data().shared;
         if mac != sh.prefix.mac(sh.nic.node()) {
             return Err(EADDRNOTAVAIL);
@@ -317,7 +317,8 @@ impl Operations for Exn {
             .add_rx_length_errors(length)
             .add_rx_frame_errors(frame)
             .add_rx_missed(missed)
-            // Missed frames are not included, because readers add them to the errors themselves.
+            // Missed frames are not included, because readers of the statistics add them to the
+            // errors.
             .add_rx_errors(length.wrapping_add(frame))
             .add_tx_dropped(c.class(Class::TxDropped))
             .add_tx_aborted(aborted)
@@ -326,8 +327,8 @@ impl Operations for Exn {
     }
 
     fn set_rx_mode(_dev: &Device<Self>) {
-        // No filter to program: the fabric delivers every multicast frame to every node, and the
-        // stack filters them.
+        // There is no filter to program: the fabric delivers every multicast frame to every node,
+        // and the stack filters the frames.
     }
 
     fn tx_timeout(dev: &Device<Self>) {
@@ -335,7 +336,7 @@ impl Operations for Exn {
         let sh = &exn.shared;
         sh.reject(Reason::TxWatchdog, None, 0);
         // Drops messages that the NIC has not accepted since the queue stalled. The poll function
-        // handles every other reason for a stopped queue.
+        // resolves every other cause of a stopped queue.
         sh.tx_reset_port();
         exn.napi.schedule();
         sh.want_tick(|delay| exn.napi.schedule_in(delay));
@@ -350,7 +351,7 @@ impl Operations for Exn {
                 Err(e) => sh.reopen_later(e),
             }
         }
-        // The carrier may have been switched before the interface was up.
+        // The status callback may have changed the carrier before the interface was up.
         sh.update_carrier();
     }
 }
@@ -389,7 +390,7 @@ impl<'bound> Interface<'bound> {
             .ok();
         let watch = Arc::new(StatusWatch(shared.clone()), GFP_KERNEL)?;
         let status = nic.subscribe(watch)?;
-        // Handles changes that happened before the subscription.
+        // The work item handles changes that happened before the subscription.
         shared.ndev.schedule_work();
         Ok(Self {
             _files: files,

@@ -28,10 +28,10 @@ use protocol::{
 };
 use wire::ids::NodeId;
 
-/// Keyed table of bounded size.
+/// Table of bounded size, indexed by key.
 pub(crate) type Slots<T> = protocol::Slots<KernelMemory, T>;
 
-/// The kernel's time in jiffies.
+/// The kernel's time in jiffies since boot.
 #[derive(Clone, Copy)]
 pub(crate) struct Clock;
 
@@ -41,7 +41,7 @@ impl protocol::Clock for Clock {
     }
 }
 
-/// Milliseconds as ticks of [`Clock`].
+/// Converts milliseconds to ticks of [`Clock`].
 #[inline]
 pub(crate) fn ms(ms: u32) -> u64 {
     msecs_to_jiffies(ms) as u64
@@ -67,7 +67,7 @@ pub(crate) struct TxBuffer {
 }
 
 impl TxBuffer {
-    /// Unmaps and frees the frame. No peer may fetch it any more. Any context.
+    /// Unmaps and frees the frame after the last access of the peer. Any context.
     pub(crate) fn free(self, nic: &Nic) {
         // Without a bound device the frame stays mapped and is leaked.
         let _ = nic.with_bound_atomic(|dev| drop(self.map.unmap(dev)));
@@ -83,7 +83,7 @@ impl Buffer for TxBuffer {
 /// Receive buffer of a GET.
 pub(crate) struct RxBuffer {
     pub(crate) map: RxMapping,
-    /// Validity tag written throughout the buffer. The GET must overwrite all copies.
+    /// Value of the validity tags in the buffer, which the GET must overwrite.
     tag: ValidityTag,
 }
 
@@ -100,21 +100,23 @@ impl RxBuffer {
         Ok(Self { map, tag })
     }
 
-    /// Like [`RxBuffer::new`], for GETs whose data is discarded: without validity tags.
+    /// Allocates and maps a buffer without validity tags, for GETs whose data is discarded.
+    /// Otherwise like [`RxBuffer::new`].
     pub(crate) fn scratch(dev: &BoundDevice, ndev: &NetDev, len: u32) -> Result<Self> {
         let map = RxMapping::new(dev, ndev, len)?;
         Ok(Self { map, tag: [0; 8] })
     }
 
-    /// Unmaps the buffer. Returns the frame and, if data is missing, the offset of the first hole.
-    /// Returns `None` if the buffer was mapped by an earlier driver binding; it then stays mapped.
+    /// Unmaps the buffer. Returns the frame and, if data is missing, the offset in bytes of the
+    /// first hole. Returns `None` if the buffer was mapped by an earlier driver binding. The buffer
+    /// then stays mapped.
     pub(crate) fn complete(self, dev: &BoundDevice) -> Option<(RxSkb, Option<u32>)> {
         let skb = self.map.complete(dev).ok()?;
         let hole = find_hole(skb.data(), self.tag);
         Some((skb, hole))
     }
 
-    /// Unmaps and frees the buffer. No GET may still write to it. Any context.
+    /// Unmaps and frees the buffer after the last write of its GET. Any context.
     pub(crate) fn free(self, nic: &Nic) {
         // Without a bound device the buffer stays mapped and is leaked.
         let _ = nic.with_bound_atomic(|dev| drop(self.map.discard(dev)));
@@ -129,7 +131,7 @@ impl Buffer for RxBuffer {
 
 /// Announced frames of the sending side.
 pub(crate) type Sender = rendezvous::Sender<KernelMemory, TxBuffer>;
-/// GETs in flight and lost ones.
+/// GETs in flight and GETs that timed out.
 pub(crate) type Fetches = rendezvous::Fetches<KernelMemory, RxBuffer>;
 /// Announcements that wait to be fetched.
 pub(crate) type Waiting = rendezvous::Waiting<KernelMemory>;
@@ -139,9 +141,9 @@ pub(crate) type Macs = protocol::eth::macs::Macs<KernelMemory>;
 /// Peers that are watched because they leave transfers unanswered.
 pub(crate) type Suspects = stuck::Suspects<KernelMemory>;
 
-/// Received frame, state of its checksum, and source node.
+/// A received frame, the state of its checksum, and its source node.
 pub(crate) type Frame = (RxSkb, Checksum, NodeId);
-/// Frames that wait for earlier ones of their source.
+/// Frames that are held until earlier frames of their source arrive.
 pub(crate) type Order = order::Order<KernelMemory, Frame>;
 
 /// Creates a large object in a separate stack frame and moves it to the heap. May sleep.

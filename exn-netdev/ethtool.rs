@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! ethtool: driver information, counters, ring sizes, eager threshold. Process context under RTNL.
+//! ethtool operations: driver information, counters, ring sizes and eager threshold. They run in
+//! process context under RTNL.
 
 use crate::{conf, dev::Exn, reason};
 use extoll_core::velo;

@@ -17,15 +17,15 @@ use protocol::{
 };
 use wire::{eth::Path, velo::Target};
 
-/// Frame on its way to the port.
+/// Frame that is being sent.
 pub(crate) struct Outgoing {
     pub(crate) skb: SkBuff,
     pub(crate) target: Target,
-    /// Eager or rendezvous, chosen by the length.
+    /// Path of the frame, eager or rendezvous, chosen by its length.
     pub(crate) path: Path,
-    /// Number that all frames of a flow share; 0 if the flow is irrelevant.
+    /// Number of the frame's flow; 0 if the flow is irrelevant.
     pub(crate) flow: u32,
-    /// Number of its messages that were sent.
+    /// Number of the frame's messages that were sent.
     pub(crate) sent: usize,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Tx {
     pub(crate) posted: CompletionBound,
     pub(crate) announced: KBox<Sender>,
     pub(crate) pending: Option<Outgoing>,
-    /// Set while this module has the queue stopped.
+    /// Set while the driver keeps the transmit queue stopped.
     pub(crate) stopped: bool,
 }
 
@@ -65,8 +65,8 @@ impl Tx {
         (self.port.take(), self.pending.take().map(|p| p.skb))
     }
 
-    /// Returns the port for calls that may log. They must be made without the lock, because
-    /// netconsole may send the line through this interface.
+    /// Returns a clone of the port for calls that may log. Such calls must be made without the
+    /// lock, because netconsole may send the line through this interface.
     pub(crate) fn port(&self) -> Option<velo::Sender> {
         self.port.clone()
     }
@@ -99,8 +99,8 @@ impl Tx {
         self.announced.active() == 0
     }
 
-    /// Removes one announced frame at `down`, after the port was closed. Returns whether it was in
-    /// flight. The caller drops the mapping after it has released the lock.
+    /// Removes one announced frame at `down`, after the port was closed. Returns whether the frame
+    /// was in flight, and its mapping. The caller drops the mapping after releasing the lock.
     pub(crate) fn flush_one(&mut self) -> Option<(bool, TxMapping)> {
         let (active, buffer) = self.announced.flush_one()?;
         Some((active, buffer.map))

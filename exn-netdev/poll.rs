@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! NAPI poll function of an interface, for VELO and RMA port together: a single context delivers
-//! frames, so that frames of a source stay in order.
+//! NAPI poll function of an interface. It serves both the VELO and the RMA port, because one
+//! context must deliver all frames of a source to keep them in order.
 //!
-//! Runs in softirq, in a NAPI thread or in a busy-polling process, with bottom halves off, on one
-//! CPU at a time. `netpoll` runs in any context, also with interrupts off. No lock of [`Shared`] is
-//! held on entry.
+//! The poll function runs in softirq, in a NAPI thread or in a busy-polling process. Bottom halves
+//! are off, and it runs on one CPU at a time. `netpoll` runs in any context, also with interrupts
+//! off. The caller holds no lock of [`Shared`].
 
 use crate::{
     conf,
@@ -23,23 +23,23 @@ use protocol::{Clock as _, Memory as _, Time};
 /// Maximum number of notifications processed in one run, transmit completions included.
 const BATCH: usize = 256;
 
-/// Maximum number of such batches that netpoll processes in one call.
+/// Maximum number of batches of notifications that netpoll processes in one call.
 const ROUNDS: usize = 4;
 
-/// State used by the poll function only, without a lock.
+/// State that only the poll function uses. It has no lock.
 pub(crate) struct State {
     pub(crate) velo: VeloState,
     pub(crate) rma: RmaState,
-    /// Frames that netpoll received and that are ready for delivery.
+    /// Frames that netpoll received and that must be delivered.
     undelivered: KVVec<Frame>,
     /// Sockets of frames that netpoll found to be stalled. Netpoll cannot release them, because it
     /// may run with interrupts off.
     owners: KVVec<Option<Owner>>,
     /// Set if `owners` is not empty.
     has_owners: bool,
-    /// Time of netpoll's last housekeeping of the sending side.
+    /// Time at which netpoll last did the housekeeping of the sending side.
     aged: Time,
-    /// Set while messages are left in the mailbox, which fills and slows the senders.
+    /// Set while messages are deliberately left in the mailbox. A full mailbox slows the senders.
     paused: bool,
 }
 
@@ -57,8 +57,8 @@ impl State {
         })
     }
 
-    /// Drops everything received but not delivered. Returns the number of announcements and frames
-    /// dropped. The ports are closed. May sleep.
+    /// Drops all frames and announcements that were received but not delivered, and returns their
+    /// number. The ports are closed. May sleep.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
         let undelivered = self.undelivered.len();
         self.undelivered.clear();
@@ -101,13 +101,13 @@ impl Poll {
             undelivered,
             ..
         } = state;
-        // Frames from netpoll are older than all others. They are delivered first and all at once,
-        // but count in this run only up to `budget`.
+        // Frames from netpoll are older than all others, so they are delivered first and all at
+        // once. In this run at most `budget` of them are counted.
         let (mut frames, mut all) = (undelivered.len().min(budget), 0);
         for frame in undelivered.drain_all() {
             deliver(sh, frame, cx);
         }
-        // Transmit completions do not count against the budget, but against `BATCH`.
+        // Transmit completions count only against `BATCH`, not against the budget.
         while frames < budget && all < BATCH {
             let chunk = (budget - frames).min(BATCH - all);
             let n = rma.run(sh, chunk, |outcome| match outcome {
@@ -146,8 +146,8 @@ impl Poll {
         } = state;
         let mut all = 0;
         for _ in 0..ROUNDS {
-            // `undelivered` has room for all GETs that can be in flight; none is posted during this
-            // call.
+            // `undelivered` has space for the frames of all GETs in flight. No GET is posted during
+            // this call.
             let chunk = conf::NETPOLL_FRAMES
                 .saturating_sub(undelivered.len())
                 .min(BATCH);
@@ -170,13 +170,13 @@ impl Poll {
         all > 0
     }
 
-    /// Does the housekeeping of the sending side in any context, at most once per clock tick. The
-    /// clock does not advance while the only CPU has interrupts off.
+    /// Does the housekeeping of the sending side, at most once per clock tick. The clock does not
+    /// advance while the only CPU has interrupts off. Any context.
     fn age(&self, state: &mut State) {
         let now = Clock.now();
         if core::mem::replace(&mut state.aged, now) != now {
             let mut owners = Owners::new(&mut state.owners);
-            // Without a free slot a socket would be released here, possibly with interrupts off.
+            // If no slot were free, a socket would be released here, possibly with interrupts off.
             if !owners.is_full() {
                 self.shared.tx_age(now, &mut owners);
                 state.has_owners = true;
@@ -219,14 +219,14 @@ impl NapiPoll for Poll {
         if ran.paused {
             sh.count(Counter::RxPaused);
         }
-        // Transmit completions count as work, so that their interrupts can be deferred as well.
+        // Transmit completions count as work, so that their interrupts are deferred as well.
         (ran.messages + handled.all).min(budget - 1)
     }
 
     fn arm(&self, state: &mut State) -> bool {
         let sh = &*self.shared;
         let more = state.rma.rearm(sh);
-        // The interrupt of a mailbox that was left unread stays masked until there is room.
+        // The mailbox interrupt stays masked while messages are deliberately left in the mailbox.
         let pending = !state.paused && state.velo.rearm(sh);
         more || pending
     }
@@ -237,8 +237,8 @@ impl NapiPoll for Poll {
             self.age(state);
             found
         });
-        // Netpoll must handle every cause of a stopped queue here. Timers and work items may not
-        // run until the caller has sent its data.
+        // Netpoll must resolve every cause of a stopped queue here, because timers and work items
+        // may not run before the caller has sent its data.
         self.shared.tx_poll_port();
         self.shared.tx_unblock();
         found

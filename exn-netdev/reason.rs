@@ -12,21 +12,21 @@ use wire::eth::{self, Reject};
 /// Standard statistic (`ip -s link`) that a reason adds to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Received intact, then dropped.
+    /// Received intact, but dropped by this node.
     RxDropped,
     /// Received with an invalid length.
     RxLength,
     /// Received damaged or in violation of the protocol.
     RxFrame,
-    /// Announced by the peer, but not fetched.
+    /// Announced by a peer, but never fetched by this node.
     RxMissed,
     /// Dropped before sending because of a limit or a missing route.
     TxDropped,
     /// Not sent because of an error.
     TxError,
-    /// Given up after a timeout, or dropped by the peer.
+    /// Announced, but not fetched in time or dropped by the peer.
     TxAborted,
-    /// Event without loss of a frame.
+    /// Event in which no frame is lost.
     Event,
 }
 
@@ -43,26 +43,26 @@ macro_rules! reasons {
             /// All reasons in the order of their numbers, from 0.
             pub(crate) const ALL: &'static [Reason] = &[$(Reason::$name),*];
 
-            /// Name of the ethtool counter.
+            /// Returns the name of the ethtool counter.
             pub(crate) const fn key(self) -> &'static CStr {
                 match self {
                     $(Reason::$name => $key,)*
                 }
             }
 
-            /// Name of the counter as `str`, for debugfs.
+            /// Returns the name of the counter as `str`, for debugfs.
             pub(crate) fn name(self) -> &'static str {
                 self.key().to_str().unwrap_or("")
             }
 
-            /// Text of the log line.
+            /// Returns the text of the log line.
             pub(crate) const fn text(self) -> &'static str {
                 match self {
                     $(Reason::$name => $text,)*
                 }
             }
 
-            /// Standard statistic that the reason adds to.
+            /// Returns the standard statistic that the reason adds to.
             pub(crate) const fn class(self) -> Class {
                 match self {
                     $(Reason::$name => Class::$class,)*
@@ -84,16 +84,16 @@ reasons! {
         "destination MAC address belongs to no node and default_nodeid is not set";
     /// Multicast frame is longer than 255 fragments.
     4 TxMulticastLong TxDropped c"tx_multicast_long" "multicast frame longer than 30,600 bytes";
-    /// Allocation for linearising the frame failed.
+    /// Memory for making the frame contiguous could not be allocated.
     5 TxNoMemory TxDropped c"tx_no_memory" "no memory to make the frame contiguous";
-    /// The checksum could not be finished.
+    /// The frame's checksum could not be finished.
     6 TxChecksum TxError c"tx_checksum" "checksum could not be finished";
-    /// DMA mapping failed.
+    /// The frame could not be mapped for DMA.
     7 TxMap TxError c"tx_map_error" "DMA mapping failed";
     /// Peer is stalled or slow and already has the allowed number of frames pending.
     8 TxPeerBound TxDropped c"tx_peer_bound"
         "peer fetches too slowly and has reached its limit of pending frames";
-    /// VELO port failed for good.
+    /// VELO port cannot send any more, because the NIC was removed or the port is closed.
     9 TxPort TxError c"tx_port_error" "VELO port cannot send: NIC is gone or port is closed";
     /// Peer did not fetch the frame in time.
     10 TxTimeout TxAborted c"tx_rdv_timeout" "announced frame was not fetched in time";
@@ -126,15 +126,16 @@ reasons! {
         "final fragment never arrived, partial frame discarded";
     /// Too many sources have a partial frame.
     23 RxPartials RxDropped c"rx_partials_full" "too many partial frames at once, oldest discarded";
-    /// Allocation for an eager frame failed.
+    /// Memory for an eager frame could not be allocated.
     24 RxNoMemory RxDropped c"rx_no_memory" "no memory for a received frame";
-    /// Own multicast frame came back.
+    /// A multicast frame of this node came back.
     25 RxOwnMulticast Event c"rx_own_multicast" "own multicast frame came back";
     /// Announcement is not 16 bytes long.
     26 RxAnnounceLength RxLength c"rx_bad_announce_length" "announcement is not 16 bytes long";
     /// Announced length is invalid.
     27 RxAnnounceSize RxLength c"rx_bad_announce_size" "announced frame has an invalid length";
-    /// Frame was fetched only to free the sender's buffer, and discarded.
+    /// No memory was available for an announced frame. It was fetched to free the sender's buffer,
+    /// and discarded.
     28 RxDiscarded RxDropped c"rx_rdv_discarded"
         "no memory for an announced frame, fetched and discarded";
     /// Source leaves too many GETs unanswered.
@@ -160,9 +161,9 @@ reasons! {
     /// Ports are reopened because they are stuck.
     38 Restart Event c"port_restart"
         "no notification arrives although the peer is alive, reopening the ports";
-    /// Announcement is so old that its sender may already reuse the memory.
+    /// Announcement is too old: its sender may already reuse the frame's memory.
     39 RxOld RxMissed c"rx_rdv_stale" "announcement dropped: too old";
-    /// Too many announcements of the source wait to be fetched.
+    /// Too many announcements from the same source wait to be fetched.
     40 RxWaiting RxMissed c"rx_waiting_bound"
         "announcement dropped: too many of its source are waiting";
     /// Reopening the ports failed; the driver retries.
@@ -171,13 +172,13 @@ reasons! {
     /// Packets of a fetched frame were lost.
     42 RxHole RxFrame c"rx_rdv_hole"
         "fetched frame is incomplete: packets were lost in the network";
-    /// Node sends from more foreign MAC addresses than allowed.
+    /// A node sends from more foreign MAC addresses than allowed.
     43 RxMacBound Event c"rx_mac_bound" "too many foreign MAC addresses from one node";
 }
 
 impl Reason {
-    /// Returns whether the reason is logged. Harmless reasons and consequences of an event that is
-    /// logged elsewhere are only counted.
+    /// Returns whether events of this reason are logged. Harmless events are only counted, as are
+    /// consequences of an event that is logged elsewhere.
     pub(crate) const fn is_logged(self) -> bool {
         !matches!(
             self,
@@ -222,7 +223,7 @@ macro_rules! counters {
             /// All counters, in the order of their numbers.
             pub(crate) const ALL: &'static [Counter] = &[$(Counter::$name),*];
 
-            /// Name of the ethtool counter.
+            /// Returns the name of the ethtool counter.
             pub(crate) const fn key(self) -> &'static CStr {
                 match self {
                     $(Counter::$name => $key,)*
@@ -241,24 +242,24 @@ counters! {
     TxMulticast c"tx_multicast_frames";
     /// Unicast frames flooded to all nodes.
     TxFlooded c"tx_flooded_frames";
-    /// Announced frames.
+    /// Frames announced to a peer.
     TxRdv c"tx_rdv_frames";
-    /// Announced frames that the peer has fetched.
+    /// Announced frames that their peer has fetched.
     TxRdvDone c"tx_rdv_done";
     /// Frames linearised by the driver.
     TxLinearized c"tx_linearized";
     /// Checksums finished by the driver.
     TxChecksummed c"tx_checksummed";
-    /// Frames below the threshold that were announced because their flow had announced frames in
-    /// flight.
+    /// Frames shorter than the threshold that were announced because announced frames of their flow
+    /// were in flight.
     TxShortRdv c"tx_rdv_short";
-    /// Stops of the queue because the port had no credit.
+    /// Times that the queue was stopped because the port had no credit.
     TxStopCredit c"tx_stop_credit";
-    /// Stops of the queue because the limit of frames in flight was reached.
+    /// Times that the queue was stopped because the limit of frames in flight was reached.
     TxStopFull c"tx_stop_full";
-    /// Wakeups of the queue.
+    /// Times that the queue was woken.
     TxWake c"tx_wake";
-    /// Announced frames that stalled: no longer charged to the byte queue limit and to their
+    /// Announced frames that stalled and are no longer charged to the byte queue limit and to their
     /// socket.
     TxStalled c"tx_rdv_stalled";
     /// Eager frames received.
@@ -273,21 +274,22 @@ counters! {
     RxUnfinished c"rx_csum_unfinished";
     /// Announcements received.
     RxAnnounced c"rx_rdv_announced";
-    /// Announced frames received.
+    /// Announced frames that were fetched and received.
     RxRdv c"rx_rdv_frames";
-    /// Rounds in which no waiting announcement could be fetched (no memory, no credit or a limit
-    /// reached).
+    /// Attempts in which no waiting announcement could be fetched, for lack of memory or credit, or
+    /// because a limit was reached.
     RxDeferred c"rx_rdv_deferred";
-    /// Frames held back until an earlier frame of their source was complete.
+    /// Frames that were held until an earlier frame of their source was complete.
     RxHeld c"rx_held_frames";
-    /// Announced frames whose order was given up: later frames of their source were delivered
-    /// first.
+    /// Announced frames that later frames of their source overtook, because the frame did not
+    /// arrive in time.
     RxUnordered c"rx_unordered";
-    /// Runs that left messages in the mailbox because too many announcements were waiting.
+    /// Runs of the poll function that left messages in the mailbox, because too many announcements
+    /// waited.
     RxPaused c"rx_paused";
-    /// Number of runs of the poll function.
+    /// Runs of the poll function.
     PollVelo c"poll_velo";
-    /// Number of runs of the poll function that found RMA notifications.
+    /// Runs of the poll function that found RMA notifications.
     PollRma c"poll_rma";
 }
 
@@ -304,7 +306,7 @@ pub(crate) const GAUGES: [&CStr; 6] = [
     c"foreign_macs",
 ];
 
-/// Names for `ethtool -S`: counters, reasons, gauges. Same order as [`Counters::values`].
+/// Names for `ethtool -S`: counters, reasons, gauges, in the order of [`Counters::values`].
 pub(crate) const NAMES: [&CStr; COUNTERS + REASONS + GAUGES.len()] = {
     let mut names = [c""; COUNTERS + REASONS + GAUGES.len()];
     let mut i = 0;
@@ -325,7 +327,7 @@ pub(crate) const NAMES: [&CStr; COUNTERS + REASONS + GAUGES.len()] = {
     names
 };
 
-/// Counters of one interface. They survive `down` and `up`.
+/// Counters of one interface. They keep their values when the interface is set down and up.
 pub(crate) struct Counters {
     counters: [Atomic<u64>; COUNTERS],
     reasons: [Atomic<u64>; REASONS],

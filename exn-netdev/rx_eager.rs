@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Reassembly of frames that arrive in VELO messages, one frame per source at a time. Used by the
-//! poll function, and by `stop` while NAPI is disabled, so the state needs no lock.
+//! Reassembly of frames that arrive in VELO messages, one frame per source at a time. The poll
+//! function uses the state, and `stop` does while NAPI is disabled. The state therefore needs no
+//! lock.
 
 use crate::{
     conf,
@@ -18,7 +19,7 @@ use protocol::{
 };
 use wire::{eth, ids::NodeId};
 
-/// State of a source whose frame is incomplete, or is broken and has not ended.
+/// State of a source whose current frame is incomplete, or broken with fragments still to come.
 struct Partial {
     asm: Reassembler,
     skb: Option<RxSkb>,
@@ -35,8 +36,8 @@ impl Partial {
         }
     }
 
-    /// Appends to the frame. Allocates a larger buffer if necessary, because tags repeat after 256
-    /// fragments and the first tag then understates the length. Returns false without memory.
+    /// Appends to the frame. If necessary, allocates a larger buffer: tags repeat after 256
+    /// fragments, so the first tag may understate the length. Returns false if memory is short.
     fn append(&mut self, sh: &Shared, data: &[u8]) -> bool {
         let Some(skb) = self.skb.as_mut() else {
             return false;
@@ -54,8 +55,8 @@ impl Partial {
         true
     }
 
-    /// Processes a fragment. Returns the frame if it is complete, and whether it came in several
-    /// messages.
+    /// Processes a fragment. If it completes the frame, returns the frame and whether the frame
+    /// consisted of several messages.
     fn push(
         &mut self,
         sh: &Shared,
@@ -104,7 +105,7 @@ impl Partial {
             }
             Progress::Reject(reject) => {
                 self.skb = None;
-                // Further fragments of a broken frame are not counted, because the break was
+                // Further fragments of a broken frame are not counted, because its first error was
                 // counted.
                 if reject.reason != eth::Reason::Tail {
                     refuse(&reject);
@@ -155,7 +156,7 @@ impl Partials {
         }
     }
 
-    /// Processes a fragment. Returns the frame if it is complete.
+    /// Processes a fragment of a source. Returns the frame if the fragment completes it.
     pub(crate) fn push(
         &mut self,
         sh: &Shared,
@@ -189,7 +190,7 @@ impl Partials {
         })
     }
 
-    /// Discards frames without a new fragment for [`conf::PARTIAL_MS`].
+    /// Discards incomplete frames that received no fragment for [`conf::PARTIAL_MS`].
     pub(crate) fn age(&mut self, sh: &Shared, now: Time) {
         let limit = ms(conf::PARTIAL_MS);
         // The table is ordered by age, because each fragment makes its source the youngest entry.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! RMA notifications: a responder notification ends an announced frame of this node, a completer
-//! notification ends a GET of this node.
+//! Processing of RMA notifications. A responder notification ends an announced frame of this node,
+//! a completer notification ends a GET of this node.
 //!
-//! Used by the poll function, by netpoll and by `stop`. The locks `rx` and `tx` of [`Shared`] are
-//! taken for each notification, one at a time.
+//! The poll function, netpoll and `stop` use these functions. Each notification needs the lock `rx`
+//! or `tx` of [`Shared`]; they are never held together.
 
 use crate::{
     conf,
@@ -32,8 +32,8 @@ use wire::{
 };
 
 impl Shared {
-    /// Housekeeping of GETs: replaces a used scratch buffer and gives up what is overdue. All GETs
-    /// that were given to the port before `posted_before` have reached the NIC.
+    /// Does the housekeeping of GETs: replaces a used scratch buffer and ends overdue GETs. All
+    /// GETs that were given to the port before `posted_before` have reached the NIC.
     pub(crate) fn rx_tick(&self, now: Time, posted_before: Time) {
         let limits = self.limits();
         let (lost, needs_scratch) = {
@@ -44,7 +44,7 @@ impl Shared {
                 rx.needs_scratch(),
             )
         };
-        // If the allocation fails, the next run tries again.
+        // If the allocation fails, the next housekeeping retries it.
         let fresh = needs_scratch.then(|| self.scratch_buffer().ok()).flatten();
         if let Some(scratch) = fresh {
             self.set_scratch(Some(scratch));
@@ -69,8 +69,8 @@ impl Shared {
         }
     }
 
-    /// Ends a GET. Calls `on_outcome` with the frame, or with [`Outcome::Ended`] if the frame
-    /// failed.
+    /// Ends the GET that a completer notification names. Calls `on_outcome` with the frame, or with
+    /// [`Outcome::Ended`] if the frame failed.
     fn rx_complete(&self, dev: &BoundDevice, c: &Completion, on_outcome: impl FnOnce(Outcome)) {
         let ended = self.rx.lock().notified(&Clock, c);
         let (buffer, reason, detail, ticket) = match ended {
@@ -81,7 +81,7 @@ impl Shared {
                     return;
                 };
                 if let Some(at) = hole {
-                    // The stale contents of the memory must not reach the stack.
+                    // The data in the hole is stale kernel memory, which must not reach the stack.
                     drop(skb);
                     (None, Reason::RxHole, at.into(), ticket)
                 } else if !eth::is_own_group_frame(skb.data(), node, self.nic.node()) {
@@ -96,7 +96,7 @@ impl Shared {
             Fetched::Failed(buffer, error, ticket) => {
                 (buffer, Reason::RxNotifyError, error.into(), ticket)
             }
-            // The frame was given up earlier and has no position in the order any more.
+            // The GET timed out earlier, so its frame has no position in the order.
             Fetched::Late(buffer) => (buffer, Reason::Late, c.key, None),
             Fetched::Unmatched => return self.unmatched(c.peer, c.key),
         };
@@ -110,7 +110,7 @@ impl Shared {
     }
 }
 
-/// RMA state of the poll function; used without a lock.
+/// RMA state that only the poll function uses. It has no lock.
 #[derive(Default)]
 pub(crate) struct RmaState {
     pub(crate) queue: Option<rma::Notifications>,
@@ -146,7 +146,7 @@ impl RmaState {
                 }
             })
         });
-        // Cannot fail: the ports are closed before the device is unbound.
+        // Cannot fail: the ports are closed before the NIC is unbound.
         let n = handled.unwrap_or(0);
         if n > 0 {
             self.used = true;
@@ -157,7 +157,8 @@ impl RmaState {
         n
     }
 
-    /// Arms the interrupt if it fired or notifications were read. Returns whether more are pending.
+    /// Arms the interrupt if it fired or if notifications were read since. Returns whether
+    /// notifications are pending.
     pub(crate) fn rearm(&mut self, sh: &Shared) -> bool {
         let fired = sh.rma_fired.xchg(false, Relaxed);
         let used = core::mem::take(&mut self.used);
@@ -166,21 +167,22 @@ impl RmaState {
     }
 }
 
-/// Result of a notification.
+/// Event that a notification reports.
 pub(crate) enum Outcome {
-    /// An announced frame was fetched by the peer.
+    /// The peer has fetched an announced frame.
     Sent(Unmapped),
-    /// A frame was fetched by this node. The ticket is its position in the order of frames.
+    /// This node has fetched a frame. The ticket is the frame's position in the order of frames.
     Received(RxSkb, NodeId, Option<Ticket>),
-    /// The frame with this position failed.
+    /// The frame with this position in the order failed.
     Ended(Ticket),
 }
 
-/// Returns the checksum state of a received frame; `several` if it came in several messages.
+/// Returns the checksum state of a received frame. `several` says whether it came in several
+/// messages.
 ///
-/// A frame with an unfinished checksum carries no proof of its integrity besides link CRC and
-/// message tags. All other frames are left to the stack, which sums them once, usually when it
-/// assembles or copies them.
+/// A frame with an unfinished checksum is protected only by the link CRC and the message tags. The
+/// checksums of all other frames are left to the stack, which usually computes them while it copies
+/// the frame.
 pub(crate) fn checksum(sh: &Shared, frame: &RxSkb, several: bool) -> Checksum {
     match conf::verify_rx_checksum() {
         _ if !sh.ndev.takes_unfinished() => Checksum::Unknown,

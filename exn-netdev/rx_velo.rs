@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Receiving side: VELO messages, GETs for announced frames, delivery of each source's frames in
-//! the order of sending, and the housekeeping of the interface.
+//! Receiving side: VELO messages, GETs of announced frames, delivery of each source's frames in the
+//! order of sending, and housekeeping of the interface.
 //!
-//! Used by the NAPI poll function, and by `open` and `stop` while NAPI is disabled, so its state
-//! needs no lock. The table of GETs has the lock `rx` of [`Shared`], because netpoll and `stop`
-//! also end GETs.
+//! The state is used by the NAPI poll function, and by `open` and `stop` while NAPI is disabled, so
+//! it needs no lock. Only the table of GETs has a lock (`rx` of [`Shared`]), because netpoll and
+//! `stop` also end GETs.
 
 use crate::{
     conf,
@@ -34,7 +34,7 @@ use wire::{
     ids::NodeId,
 };
 
-/// RMA port, as the state machine uses it for GETs.
+/// RMA port through which the state machine posts GETs.
 struct Gets<'a> {
     sh: &'a Shared,
     requester: &'a rma::Requester,
@@ -77,7 +77,7 @@ impl FetchPort for Gets<'_> {
     }
 }
 
-/// State used by the poll function only, without a lock.
+/// State that only the poll function uses. It has no lock.
 pub(crate) struct VeloState {
     pub(crate) mailbox: Option<velo::Mailbox>,
     pub(crate) rx: VeloRx,
@@ -102,7 +102,8 @@ impl VeloState {
         })
     }
 
-    /// Arms the interrupt if it fired or messages were read. Returns whether more are pending.
+    /// Arms the interrupt if it fired or if messages were read since. Returns whether messages are
+    /// pending.
     pub(crate) fn rearm(&mut self, sh: &Shared) -> bool {
         let fired = sh.velo_fired.xchg(false, Relaxed);
         let used = core::mem::take(&mut self.used);
@@ -111,7 +112,7 @@ impl VeloState {
     }
 }
 
-/// Receiving side without the mailbox.
+/// State of the receiving side except the mailbox.
 pub(crate) struct VeloRx {
     pub(crate) requester: Option<rma::Requester>,
     /// Tracks the commands that the NIC has carried out.
@@ -119,7 +120,7 @@ pub(crate) struct VeloRx {
     partials: Partials,
     waiting: KBox<Waiting>,
     order: Order,
-    /// Number of announcements with abandoned order that is already in the counters.
+    /// Number of announcements with abandoned order that were already counted.
     given_up: u64,
 }
 
@@ -131,7 +132,7 @@ pub(crate) fn deliver(sh: &Shared, (skb, checksum, node): Frame, cx: &mut PollCx
     }
 }
 
-/// Counts an announcement that is not fetched.
+/// Counts an announcement that is dropped.
 fn drop_announcement(sh: &Shared, node: NodeId, len: u32, why: AnnouncementError) {
     match why {
         AnnouncementError::Source(open) => sh.reject(Reason::RxPeerBound, Some(node), open as u64),
@@ -142,14 +143,14 @@ fn drop_announcement(sh: &Shared, node: NodeId, len: u32, why: AnnouncementError
 }
 
 impl VeloRx {
-    /// Installs the port, whose mailbox is empty, when the interface is opened.
+    /// Installs the port when the interface is opened. The mailbox is still empty.
     pub(crate) fn start(&mut self, requester: rma::Requester) {
         self.requester = Some(requester);
         self.waiting.age_bound().emptied(Clock.now());
     }
 
-    /// Drops everything received so far. Returns the number of announcements and frames dropped.
-    /// The ports are closed.
+    /// Drops all received frames and announcements that were not delivered, and returns their
+    /// number. The ports are closed.
     pub(crate) fn flush(&mut self, sh: &Shared) -> usize {
         self.partials.flush();
         self.posted = CompletionBound::default();
@@ -162,7 +163,7 @@ impl VeloRx {
         n
     }
 
-    /// Returns the time before which all GETs given to the port have reached the NIC.
+    /// Returns a time before which all GETs that were given to the port have reached the NIC.
     fn all_posted_before(&mut self) -> Time {
         self.requester.as_ref().map_or(Time::default(), |port| {
             let (given, posted) = port.progress();
@@ -192,8 +193,8 @@ impl VeloRx {
         }
         sh.message_from(node, now);
         if status.err {
-            // The meaning of the error bit is unknown (G9). The message and a frame that it would
-            // continue are not trusted.
+            // The meaning of the error bit is unknown (G9). The message is dropped, and so is the
+            // frame that it may continue.
             self.partials.abandon(node);
             return sh.reject(Reason::RxMessage, Some(node), u64::from(status.len));
         }
@@ -229,11 +230,11 @@ impl VeloRx {
         }
     }
 
-    /// Accepts a fetched frame.
+    /// Holds a fetched frame until it can be delivered in order.
     ///
     /// # Errors
     ///
-    /// Returns the frame if it need not wait for another one.
+    /// Returns the frame if it can be delivered at once.
     pub(crate) fn fetched(&mut self, ticket: Option<Ticket>, frame: Frame) -> Result<(), Frame> {
         match ticket {
             Some(ticket) => self.order.arrived(ticket, frame),
@@ -241,12 +242,12 @@ impl VeloRx {
         }
     }
 
-    /// Marks the announced frame with this position as failed.
+    /// Marks the announced frame at this position in the order as failed.
     pub(crate) fn ended(&mut self, ticket: Ticket) {
         self.order.ended(ticket);
     }
 
-    /// Delivers the frames that wait for no earlier one.
+    /// Delivers the held frames that need not wait for an earlier frame any more.
     pub(crate) fn deliver(&mut self, sh: &Shared, cx: &mut PollCx<'_>) {
         while let Some(frame) = self.order.pop() {
             deliver(sh, frame, cx);
@@ -262,7 +263,7 @@ impl VeloRx {
     fn announced(&mut self, sh: &Shared, node: NodeId, announcement: Announcement, now: Time) {
         sh.count(Counter::RxAnnounced);
         if sh.is_gated() {
-            // Holding announcements would leave the mailbox full and block the network.
+            // If announcements were kept, the mailbox would fill up and block the network.
             return sh.reject(Reason::RxPort, Some(node), announcement.len);
         }
         let (len, discard) = match announcement.frame_len(conf::MAX_FRAME) {
@@ -329,7 +330,7 @@ impl VeloRx {
         }
     }
 
-    /// Returns whether pending work needs housekeeping.
+    /// Returns whether anything pending needs housekeeping.
     fn is_busy(&self, sh: &Shared) -> bool {
         !self.waiting.is_empty()
             || !self.partials.is_empty()
@@ -338,15 +339,15 @@ impl VeloRx {
             || sh.tx.lock().needs_tick()
     }
 
-    /// Discards partial frames that are not continued, and stops waiting for announced frames that
-    /// are not fetched in time.
+    /// Discards overdue incomplete frames, and stops holding frames for an announced frame that is
+    /// overdue.
     fn age(&mut self, sh: &Shared, now: Time) {
         self.order.expire(now, ms(conf::scaled(conf::ORDER_MS)));
         self.partials.age(sh, now);
     }
 }
 
-/// One run of the poll function, as the state machine sees it.
+/// State for one run of the poll function, which the state machine controls.
 pub(crate) struct Run<'a, 'b> {
     pub(crate) sh: &'a Shared,
     pub(crate) mailbox: Option<&'a mut velo::Mailbox>,
@@ -393,8 +394,8 @@ impl Work for Run<'_, '_> {
     }
 
     fn publish(&mut self) {
-        // A context that ends a GET reads this gauge after it has released the lock `rx`, which
-        // `pump` takes.
+        // The gauges are updated after `pump` has released the lock `rx`. A context that ends a GET
+        // reads them after releasing `rx` as well.
         self.rx.gauges(self.sh);
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! State of one interface that the transmit path, the NAPI poll function and the control paths
-//! share; counting and logging of drops; supervision of the peers and of the own ports.
+//! share. Counts and logs drops, and supervises the peers and this node's ports.
 //!
 //! Functions run in any context unless their comment says otherwise. [`Shared`] documents the
 //! locks.
@@ -57,23 +57,24 @@ pub(crate) struct Shared {
     pub(crate) tx: SpinLockIrq<Tx>,
     #[pin]
     pub(crate) rx: SpinLockIrq<KBox<Fetches>>,
-    /// Nodes behind MAC addresses that do not encode a node ID (containers, virtual machines).
+    /// Nodes of foreign MAC addresses, i.e. addresses that do not encode a node ID (containers,
+    /// VMs).
     #[pin]
     pub(crate) macs: SpinLockIrq<Macs>,
-    /// Quarantine space for the memory that is still in use by the NIC when the ports are closed.
-    /// `None` while the interface is down.
+    /// Quarantine entries reserved for the memory that the NIC may still use when the ports are
+    /// closed; `None` while the interface is down.
     #[pin]
     pub(crate) batch: SpinLockIrq<Option<Batch>>,
-    /// Set by the interrupt of the VELO port; cleared when the port is armed.
+    /// Set by the interrupt of the VELO port; cleared before the interrupt is armed.
     pub(crate) velo_fired: AtomicFlag,
-    /// Set by the interrupt of the RMA port; cleared when the port is armed.
+    /// Set by the interrupt of the RMA port; cleared before the interrupt is armed.
     pub(crate) rma_fired: AtomicFlag,
-    /// Gauge: announcements that wait to be fetched.
+    /// Gauge: number of announcements that wait to be fetched.
     pub(crate) waiting: Atomic<u32>,
-    /// Gauge: sources with a partial frame.
+    /// Gauge: number of sources with an incomplete frame.
     pub(crate) partials: Atomic<u32>,
-    /// Gauge: announced frames in flight. Lets the transmit path skip the flow hash of short frames
-    /// while it is 0.
+    /// Gauge: number of announced frames in flight. While it is 0, the transmit path need not
+    /// compute the flow hash of short frames.
     pub(crate) in_flight: Atomic<u32>,
     /// Peers that left transfers unanswered while no notification arrived from any peer.
     #[pin]
@@ -84,15 +85,13 @@ pub(crate) struct Shared {
     notified: AtomicTime,
     /// 1 if the ports must be reopened.
     restart: Atomic<i32>,
-    /// Time of the last reopening of the ports, and number of failed attempts since then.
+    /// State of the restarts: time of the last one, and number of failed attempts since.
     #[pin]
     restarts: SpinLockIrq<Restarts>,
-    /// 1 while the RMA port is open but its VPID is not enabled yet, because of the NIC's
-    /// quarantine.
+    /// 1 while the NIC's quarantine keeps the VPID of the open RMA port disabled.
     gated: Atomic<i32>,
-    /// Deadline of housekeeping and expiry of the poll function's timer. The timer is set with this
-    /// lock held, because concurrent callers could otherwise replace an earlier expiry by a later
-    /// one.
+    /// Deadline of housekeeping, and expiry of the poll function's timer. The timer is set with
+    /// this lock held. Otherwise concurrent callers could replace an earlier expiry by a later one.
     #[pin]
     pub(crate) timer: SpinLockIrq<Timer>,
 }
@@ -140,14 +139,14 @@ impl Shared {
         self.counters.inc(c);
     }
 
-    /// Counts a drop reason and logs it, rate-limited, with the node concerned and a
-    /// reason-specific value. Any context, no lock of this module held.
+    /// Counts a drop reason and logs it with a rate limit. The line contains the node and a value
+    /// that depends on the reason. Any context, no lock of this module held.
     #[cold]
     pub(crate) fn reject(&self, r: Reason, node: Option<NodeId>, detail: u64) {
         self.reject_many(r, 1, node, detail);
     }
 
-    /// Like [`Shared::reject`] for `n` events of the same reason; prints up to one line.
+    /// Counts `n` events of a reason and logs up to one line. Otherwise like [`Shared::reject`].
     #[cold]
     pub(crate) fn reject_many(&self, r: Reason, n: u64, node: Option<NodeId>, detail: u64) {
         self.counters.reason(r, n);
@@ -173,8 +172,8 @@ impl Shared {
         }
     }
 
-    /// Counts a notification that matches no transfer in flight: as [`Reason::Late`] if its memory
-    /// is in the NIC's quarantine, i.e. belongs to an earlier port.
+    /// Counts a notification that matches no transfer in flight. The reason is [`Reason::Late`] if
+    /// its memory is in the NIC's quarantine, i.e. belongs to a port that was closed.
     #[cold]
     pub(crate) fn unmatched(&self, node: NodeId, key: u64) {
         let reason = if self.nic.quarantine().covers(key) {
@@ -197,13 +196,14 @@ impl Shared {
             .carrier_by(|| self.nic.is_connected() && self.is_usable());
     }
 
-    /// Returns whether the RMA VPID is still disabled. While it is, neither side can fetch frames.
+    /// Returns whether the RMA VPID is still disabled. Until it is enabled, no frame can be
+    /// fetched.
     #[inline]
     pub(crate) fn is_gated(&self) -> bool {
         self.gated.load(Relaxed) != 0
     }
 
-    /// Records whether the RMA VPID is still disabled. Returns the previous state.
+    /// Records whether the RMA VPID is disabled. Returns the previous value.
     pub(crate) fn set_gated(&self, gated: bool) -> bool {
         self.gated.xchg(i32::from(gated), Relaxed) != 0
     }
@@ -216,8 +216,8 @@ impl Shared {
         result
     }
 
-    /// Records the arrival of notifications. Stops watching peers, because the queue evidently
-    /// works.
+    /// Records the arrival of notifications and stops watching all peers, because the notification
+    /// queue works.
     #[inline]
     pub(crate) fn notified(&self, now: Time) {
         self.notified.store(now);
@@ -226,16 +226,16 @@ impl Shared {
         }
     }
 
-    /// Records that transfers with `node` were given up. Watches the node if no notification
-    /// arrived since they began: either the peer is dead, or the own queue is stuck because a lost
-    /// write of the NIC left a hole in it. [`Shared::message_from`] decides between the two.
+    /// Records that transfers with `node` timed out. Watches the node if no notification arrived
+    /// since the transfers began. Either the peer is dead, or this node's notification queue is
+    /// stuck because the NIC lost a write to it. [`Shared::message_from`] decides which.
     pub(crate) fn unanswered(&self, node: NodeId, now: Time) {
         let (notified, proof) = (self.notified.load(), self.proof());
         self.with_suspects(|s| s.unanswered(node, now, notified, &proof));
     }
 
-    /// Records a message from `node`. A peer that sends messages but answers none of the transfers
-    /// proves that the own ports are stuck; they are then reopened.
+    /// Records a message from `node`. If a watched peer sends messages but answers none of the
+    /// transfers, this node's ports are stuck and must be reopened.
     #[inline]
     pub(crate) fn message_from(&self, node: NodeId, now: Time) {
         if self.watched.load(Relaxed) != 0 {
@@ -260,8 +260,8 @@ impl Shared {
         }
     }
 
-    /// Learns the node of a received frame's source address, unless the address is the node's own.
-    /// No lock of this module held.
+    /// Learns which node sends frames from a frame's source address, unless the address encodes a
+    /// node ID. No lock of this module held.
     #[inline]
     pub(crate) fn learn(&self, frame: &[u8], node: NodeId) {
         let Some(mac) = eth::source(frame) else {
@@ -282,8 +282,8 @@ impl Shared {
         }
     }
 
-    /// Returns the node for frames to `mac`, an address that encodes no node ID: the learned node,
-    /// or `default_nodeid`.
+    /// Returns the node for frames to `mac`, a foreign address: the learned node, otherwise
+    /// `default_node`.
     pub(crate) fn node_of_foreign(&self, mac: [u8; 6]) -> Option<NodeId> {
         let known = self.macs.lock().node(mac, Clock.now());
         known.or_else(conf::default_node)
@@ -299,13 +299,13 @@ impl Shared {
         self.restarts.lock().is_failing()
     }
 
-    /// Resets the retry state, because the ports are open again or no longer needed.
+    /// Resets the retry state, because the ports were reopened or are not needed any more.
     pub(crate) fn reopened(&self) {
         self.restarts.lock().succeeded();
     }
 
-    /// Schedules another attempt to reopen the ports. Setting the interface down and up is an
-    /// attempt as well. Logs the first failure of a series. No lock held.
+    /// Schedules another attempt to reopen the ports. Logs the first failure of a series. Setting
+    /// the interface down and up also tries to reopen them. No lock held.
     pub(crate) fn reopen_later(&self, e: Error) {
         let (again, pause) = {
             let mut restarts = self.restarts.lock();
@@ -323,7 +323,7 @@ impl Shared {
             .schedule_work_in(duration(pause).as_millis() as u32);
     }
 
-    /// Resets everything that does not survive `down`. Called by `open` before the ports are used.
+    /// Resets all state that must not survive `down`. `open` calls it before the ports are used.
     pub(crate) fn reset(&self) {
         *self.timer.lock() = Timer::new();
         // The first run of the poll function arms both ports.
@@ -336,8 +336,8 @@ impl Shared {
         self.notified.store(Clock.now());
     }
 
-    /// Ensures that housekeeping runs within [`conf::TICK_MS`]. `schedule_in` schedules a poll
-    /// after the given delay.
+    /// Ensures that housekeeping runs within [`conf::TICK_MS`]. `schedule_in` must schedule a run
+    /// of the poll function after the given delay.
     #[inline]
     pub(crate) fn want_tick(&self, schedule_in: impl FnOnce(Delta)) {
         let now = Clock.now();
@@ -347,7 +347,7 @@ impl Shared {
         }
     }
 
-    /// Returns the periods of the poll function.
+    /// Returns the periods of housekeeping in ticks.
     pub(crate) fn periods(&self) -> Periods {
         Periods {
             busy: ms(conf::TICK_MS),
@@ -356,7 +356,7 @@ impl Shared {
         }
     }
 
-    /// Returns times and bounds of the rendezvous protocol.
+    /// Returns the times and limits of the rendezvous protocol.
     pub(crate) fn limits(&self) -> Limits {
         Limits {
             stall: ms(conf::scaled(conf::STALL_MS)),
@@ -375,7 +375,7 @@ impl Shared {
         }
     }
 
-    /// Returns the times used to decide whether the own ports are stuck.
+    /// Returns the times that decide whether this node's ports are stuck.
     pub(crate) fn proof(&self) -> Proof {
         Proof {
             silence: ms(conf::timeout_ms()),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Transmit path from the network stack to [`Tx`](crate::outgoing::Tx), and the completion of
-//! announced frames.
+//! Transmit path from the network stack to [`Tx`](crate::outgoing::Tx), and completion of announced
+//! frames.
 //!
-//! `transmit` runs with bottom halves off, under netpoll also with interrupts off. Functions take
+//! `transmit` runs with bottom halves off, under netpoll also with interrupts off. Functions hold
 //! the lock `tx` of [`Shared`] while they access the sending side. They release it before they log
 //! or free frames.
 
@@ -39,8 +39,8 @@ impl Shared {
         }
     }
 
-    /// Sends a frame of the stack, keeps it pending, or drops it with a reason. Returns whether
-    /// housekeeping is needed.
+    /// Sends a frame of the stack, makes it the pending frame, or drops it with a reason. Returns
+    /// whether housekeeping is needed.
     pub(crate) fn transmit(&self, mut skb: SkBuff, queue: &TxQueue<'_>) -> bool {
         let (target, path, flow) = match self.prepare(&mut skb) {
             Ok(way) => way,
@@ -65,7 +65,7 @@ impl Shared {
             let mut tx = self.tx.lock();
             (tx.transmit(self, frame, queue), tx.needs_tick())
         };
-        // The lock is released in between to let interrupts run.
+        // The lock is released between two bursts, so that interrupts can run.
         while let Sent::Partial = result.0 {
             let mut tx = self.tx.lock();
             result = tx.proceed(self);
@@ -75,11 +75,11 @@ impl Shared {
         tick
     }
 
-    /// Checks a frame, makes it contiguous, finishes its checksum, and chooses target and path.
-    /// Returns target, path and flow number; flow number 0: the flow is irrelevant.
+    /// Checks a frame, makes it contiguous, finishes its checksum, and chooses its target and path.
+    /// Returns the target, the path and the flow number, which is 0 if the flow is irrelevant.
     fn prepare(&self, skb: &mut SkBuff) -> Result<(Target, Path, u32), (Reason, u64)> {
         let len = skb.len();
-        // The stack may not have noticed yet that the carrier is off.
+        // The stack may not know yet that the carrier is off.
         if !self.ndev.carrier_ok() {
             return Err((Reason::TxNoCarrier, u64::from(len)));
         }
@@ -110,8 +110,9 @@ impl Shared {
         if matches!(target, Target::Group(_)) && len > conf::MAX_EAGER {
             return Err((Reason::TxMulticastLong, u64::from(len)));
         }
-        // While no frame is in flight, a short frame cannot overtake another. The frames of a flow
-        // are transmitted one after another, so earlier ones are included in the gauge.
+        // If no announced frame is in flight, a short frame cannot overtake one, and the flow is
+        // irrelevant. The gauge includes all earlier frames of the flow, because a flow is
+        // transmitted in sequence.
         let matters = match path {
             Path::Rendezvous => true,
             Path::Eager => self.in_flight.load(Relaxed) != 0,
@@ -120,7 +121,8 @@ impl Shared {
         Ok((target, path, flow))
     }
 
-    /// Chooses all nodes for a short frame whose destination was not learned.
+    /// Returns all nodes as the target of a frame with unknown destination, if the frame is short
+    /// enough.
     fn flood(&self, len: u32) -> Option<Target> {
         (len <= conf::MAX_FLOODED).then(|| {
             self.count(Counter::TxFlooded);
@@ -128,7 +130,7 @@ impl Shared {
         })
     }
 
-    /// Sends the pending frame and wakes the queue if there is room. No lock of this module held.
+    /// Sends the pending frame and wakes the queue if possible. No lock of this module held.
     pub(crate) fn tx_unblock(&self) {
         loop {
             let result = self.tx.lock().unblock(self);
@@ -141,7 +143,7 @@ impl Shared {
         }
     }
 
-    /// Drops messages that the NIC does not accept, if a frame waits for them. No lock of this
+    /// Drops messages that the NIC does not accept if they block the pending frame. No lock of this
     /// module held.
     pub(crate) fn tx_reset_port(&self) {
         let (port, (pending, _)) = {
@@ -155,8 +157,8 @@ impl Shared {
         }
     }
 
-    /// Does the work of the port that is normally left to a work item, which may not run under
-    /// netpoll. No lock of this module held.
+    /// Does the periodic work of the VELO port. Normally a work item does it, but work items may
+    /// not run under netpoll. No lock of this module held.
     pub(crate) fn tx_poll_port(&self) {
         let port = self.tx.lock().port();
         if let Some(port) = port {
@@ -164,7 +166,8 @@ impl Shared {
         }
     }
 
-    /// Completes an announced frame on its notification. `consume` frees a frame that was sent.
+    /// Completes an announced frame when its notification arrives. `consume` frees the frame if it
+    /// was sent.
     pub(crate) fn tx_complete(
         &self,
         dev: &BoundDevice,
@@ -176,7 +179,7 @@ impl Shared {
         self.tx_ended(dev, ended, c, done, consume);
     }
 
-    /// Handles the peer's message that it dropped an announced frame.
+    /// Handles a message in which the peer reports that it dropped an announced frame.
     pub(crate) fn tx_dropped(&self, node: NodeId, address: u64) {
         let (mut done, mut owner) = (BqlDone::default(), [None]);
         let mut owners = Owners::new(&mut owner);
@@ -231,7 +234,7 @@ impl Shared {
         }
     }
 
-    /// Housekeeping of the sending side. Interrupts must be enabled.
+    /// Does the housekeeping of the sending side. Interrupts must be enabled.
     pub(crate) fn tx_tick(&self, now: Time) {
         loop {
             let mut owners = [const { None }; 32];
@@ -244,8 +247,8 @@ impl Shared {
         self.tx_unblock();
     }
 
-    /// Marks stalled frames while `owners` has free slots for their sockets, and gives up overdue
-    /// frames. Returns false if it ran out of slots. Any context, no lock of this module held.
+    /// Marks frames as stalled while `owners` has free slots for their sockets, and ends overdue
+    /// frames. Returns false if no slot was left. Any context, no lock of this module held.
     pub(crate) fn tx_age(&self, now: Time, owners: &mut Owners<'_>) -> bool {
         let mut done = BqlDone::default();
         let (lost, all) = self.tx.lock().age(self, &self.limits(), &mut done, owners);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Sending side: short frames are sent as VELO messages ("eager"), all others are announced and
+//! Sending side. Short frames are sent as VELO messages ("eager"). All others are announced and
 //! kept until the peer has fetched them. All functions run with the lock `tx` of [`Shared`] held,
 //! i.e. with interrupts off.
 //!
-//! A frame that cannot be sent at once (no credit, too many frames in flight) is kept as the
-//! *pending* frame and the queue is stopped. When there is room again, the pending frame is sent
-//! first. Therefore the stack never gets a frame back, and messages of two frames never interleave.
-//! Of a long frame only a few messages are sent at a time, because interrupts are off; it is
-//! pending in between.
+//! A frame that cannot be sent at once (no credit, too many frames in flight) becomes the *pending*
+//! frame, and the queue is stopped. The pending frame is sent before any other. Therefore the stack
+//! never gets a frame back, and messages of two frames never interleave. Only a few messages of a
+//! long frame are sent at a time, because interrupts are off. Between these bursts the frame is
+//! pending.
 //!
-//! Receivers may deliver eager frames at once. A short frame is therefore announced as well while
-//! announced frames of its flow are in flight; as a message it would overtake them.
+//! Receivers may deliver eager frames at once, so an eager frame could overtake announced frames.
+//! Therefore a short frame is also announced while announced frames of its flow are in flight.
 
 use crate::{
     conf,
@@ -35,14 +35,14 @@ use wire::{
 
 /// Result of sending a frame.
 pub(crate) enum Sent {
-    /// Sent or announced. The frame is returned if it may be freed.
+    /// The frame was sent or announced. It is returned if it may be freed.
     Done,
-    /// Some messages were sent. The frame is pending, and its remainder can be sent at once with
-    /// [`Tx::proceed`].
+    /// Some messages of the frame were sent. The frame is pending, and [`Tx::proceed`] can send
+    /// more at once.
     Partial,
-    /// No room: the frame is pending, and the queue is stopped for this reason.
+    /// The frame is pending, and the queue is stopped. The counter names the cause.
     Pending(Counter),
-    /// Not sent, for a reason and with a value for the log.
+    /// The frame was not sent. Contains the reason and a value for the log line.
     Dropped(Reason, u64),
 }
 
@@ -55,7 +55,7 @@ fn header(d: Descriptor) -> Header {
     }
 }
 
-/// The VELO port, as the state machine uses it for announcements.
+/// VELO port through which the state machine sends announcements.
 struct Messages<'a>(&'a velo::Sender);
 
 impl AnnouncePort for Messages<'_> {
@@ -81,7 +81,7 @@ impl Tx {
         frame: Outgoing,
         queue: Option<&TxQueue<'_>>,
     ) -> (Sent, Option<SkBuff>) {
-        // Moved out and back under the lock, which is cheaper than a new reference.
+        // The port is moved out of `self` and back, which is cheaper than cloning it.
         let Some(port) = self.port.take() else {
             return (Sent::Dropped(Reason::TxPort, 0), Some(frame.skb));
         };
@@ -121,7 +121,7 @@ impl Tx {
             );
         };
         let total = fragments.len();
-        // A frame is begun only with credit for all of its messages.
+        // The first message of a frame is sent only with credit for all of its messages.
         let mut result = port.reserve(total - frame.sent.min(total));
         if result.is_ok() {
             if frame.sent == 0 {
@@ -249,7 +249,7 @@ impl Tx {
         }
     }
 
-    /// Unmaps a frame that could not be announced and undoes its charge.
+    /// Unmaps a frame that could not be announced, and removes it from the byte queue limit.
     fn take_back(sh: &Shared, buffer: TxBuffer) -> Option<SkBuff> {
         let mut done = BqlDone::default();
         if let Some(token) = buffer.bql {
@@ -257,17 +257,17 @@ impl Tx {
         }
         sh.ndev.bql_done(done);
         let unmapped = sh.nic.with_bound_atomic(|dev| buffer.map.unmap(dev).ok());
-        // Cannot fail: a frame that never was in flight still has its owner.
+        // Cannot fail: only a frame in flight can lose its owner.
         unmapped.ok()??.into_frame().ok()
     }
 
-    /// Updates the gauge that lets the transmit path skip the flow hash.
+    /// Updates the gauge of announced frames in flight.
     fn publish(&self, sh: &Shared) {
         sh.in_flight
             .store(self.announced.in_flight() as u32, Relaxed);
     }
 
-    /// Sends a frame, and stops the queue if it becomes pending.
+    /// Sends a frame. Stops the queue if the frame becomes pending.
     fn send_or_stop(
         &mut self,
         sh: &Shared,
@@ -304,8 +304,8 @@ impl Tx {
         result
     }
 
-    /// Sends more of the pending frame. Another CPU may already have sent it, because the poll
-    /// function does not wait for the lock of the transmit queue.
+    /// Sends more messages of the pending frame. Another CPU may already have sent them, because
+    /// the poll function does not hold the lock of the transmit queue.
     pub(crate) fn proceed(&mut self, sh: &Shared) -> (Sent, Option<SkBuff>) {
         match self.pending.take() {
             Some(frame) => self.send_or_stop(sh, frame, None),
@@ -313,8 +313,8 @@ impl Tx {
         }
     }
 
-    /// Sends the pending frame, then wakes the queue if there is room. Returns the result for the
-    /// pending frame, if there was one.
+    /// Sends the pending frame, if there is one, and returns the result. Wakes the queue if another
+    /// frame can be sent.
     pub(crate) fn unblock(&mut self, sh: &Shared) -> Option<(Sent, Option<SkBuff>)> {
         let result = self.pending.is_some().then(|| self.proceed(sh));
         if self.pending.is_some() {
@@ -329,15 +329,15 @@ impl Tx {
         result
     }
 
-    /// Ends an announced frame on its notification.
+    /// Ends the announced frame that a notification names.
     pub(crate) fn notified(&mut self, sh: &Shared, c: &Completion) -> Ended<TxBuffer> {
         let ended = self.announced.notified(&Clock, &sh.limits(), c);
         self.publish(sh);
         ended
     }
 
-    /// Handles `node`'s message that it dropped the frame at `address`. Returns whether there is
-    /// such a frame.
+    /// Handles a message in which `node` reports that it dropped the frame at `address`. Returns
+    /// whether there is such a frame.
     pub(crate) fn dropped(
         &mut self,
         sh: &Shared,
@@ -353,8 +353,8 @@ impl Tx {
         found
     }
 
-    /// Marks stalled frames and gives up overdue ones. Returns a peer with the number of its frames
-    /// given up, and whether all work was done.
+    /// Marks stalled frames and ends overdue ones. Returns a peer and the number of its frames that
+    /// were ended, and whether all work was done.
     pub(crate) fn age(
         &mut self,
         sh: &Shared,
@@ -390,7 +390,7 @@ pub(crate) struct Owners<'a> {
 }
 
 impl<'a> Owners<'a> {
-    /// Uses the slots behind those already occupied.
+    /// Uses the free slots that follow the occupied ones.
     pub(crate) fn new(slots: &'a mut [Option<Owner>]) -> Self {
         let used = slots.iter().take_while(|slot| slot.is_some()).count();
         Self { slots, used }
@@ -410,9 +410,9 @@ impl<'a> Owners<'a> {
 }
 
 impl TxBuffer {
-    /// Stops charging the frame to the byte queue limit, and detaches it from its socket. Otherwise
-    /// TCP would not retransmit the segment, because it believes the segment to be queued. Other
-    /// senders would wait for space in their send buffers.
+    /// Stops charging the frame to the byte queue limit, and detaches the frame from its socket.
+    /// Otherwise TCP would not retransmit the segment, because it counts as queued. Other senders
+    /// would wait for space in their send buffers.
     fn stalled(&mut self, sh: &Shared, done: &mut BqlDone, owners: &mut Owners<'_>) {
         if let Some(token) = self.bql.take() {
             done.add(token);

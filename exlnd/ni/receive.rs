@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Incoming messages, from passing them to LNet to their end. Process context. Functions that call
-//! LNet are called without locks.
+//! Incoming messages, from their delivery to LNet to their end. Process context. Functions that
+//! call LNet are called without locks.
 
 use super::{count::Count, Core, Ni, RegionSlots, BUFFER};
 use crate::{
@@ -22,7 +22,7 @@ use wire::{
 /// Number of bytes copied in one step.
 const CHUNK: usize = 512;
 
-/// Entry of an incoming message in the table, by the index of its ticket.
+/// Entry in the table of incoming messages. The index is that of the message's ticket.
 pub(super) enum In {
     /// No message.
     Free,
@@ -41,11 +41,11 @@ pub(super) struct Fetching {
     memory: Option<FragmentList>,
     /// Slot in which the destination is registered.
     slot: Option<u32>,
-    /// Pages to copy from, if the destination is not the final one.
+    /// Pages from which the payload is copied, if the GET does not write to the final destination.
     copy: Option<Arc<PageList>>,
 }
 
-/// A fetched or failed message that must be finalized.
+/// A message that must be finalized, because its payload was fetched or is lost.
 pub(super) struct Finished {
     fetching: Fetching,
     done: bool,
@@ -62,7 +62,7 @@ impl In {
     }
 }
 
-/// Returns the result for a message whose payload could not be received.
+/// Returns LNet's result for a message whose payload could not be received.
 pub(super) fn failed(e: Error) -> End {
     End(Health::RemoteError, e.to_errno())
 }
@@ -76,7 +76,7 @@ fn payload_len(form: Form, header: &Header) -> Option<u32> {
     header.get(word).map(|word| (word >> 32) as u32)
 }
 
-/// Copies bytes of a list of pages, from offset `at`, to the whole destination.
+/// Fills the destination with bytes of a list of pages from offset `at` on.
 fn copy(pages: &PageList, at: usize, to: &mut Wanted) -> Result {
     let mut done = 0;
     loop {
@@ -98,7 +98,7 @@ impl Finished {
         self.fetching.node
     }
 
-    /// Finalizes the message. Called without locks.
+    /// Copies the payload if necessary and finalizes the message. Called without locks.
     pub(super) fn end(self, ni: &Ni) {
         let Fetching {
             ticket,
@@ -133,7 +133,8 @@ impl Ni {
     /// Passes a message to LNet. Called without locks.
     pub(super) fn offer(&self, ticket: Ticket, node: NodeId) {
         if self.ended.load(Relaxed) {
-            // LNet changes its configuration, and passing a message may have to wait for that.
+            // LNet is changing its configuration. Passing a message might have to wait until it has
+            // finished.
             return self.change(|machine, _| machine.parsed(ticket, false));
         }
         let offered = {
@@ -145,7 +146,7 @@ impl Ni {
             return;
         };
         if payload_len(form, &header) != Some(len) {
-            // LNet would read payload that does not exist.
+            // LNet would read beyond the payload.
             self.counters.count(Count::Lies);
             return self.change(|machine, _| machine.parsed(ticket, false));
         }
@@ -163,7 +164,7 @@ impl Ni {
         self.change(|machine, _| machine.parsed(ticket, taken));
     }
 
-    /// Removes a message that LNet did not accept.
+    /// Removes the entry of a message that LNet did not accept.
     fn withdraw(&self, ticket: Ticket) {
         drop(self.kept.lock().remove(ticket.number()));
         if let Some(entry) = self.ins.lock().get_mut(ticket.index() as usize) {
@@ -173,17 +174,18 @@ impl Ni {
         }
     }
 
-    /// Returns the message that was passed to LNet under a number, unless it has ended or was
-    /// copied.
+    /// Returns the message that was passed to LNet under `number`, unless the message has ended or
+    /// was copied.
     pub(super) fn offered(&self, number: u64) -> Option<(Ticket, NodeId)> {
-        // The lower half of a number is the index.
+        // The lower half of `number` is the index.
         match self.ins.lock().get(number as u32 as usize)? {
             In::Offered(ticket, node) if ticket.number() == number => Some((*ticket, *node)),
             _ => None,
         }
     }
 
-    /// Receives the payload of a message, up to the length that LNet wants. Called without locks.
+    /// Receives the payload of a message, up to the length that LNet requests. Called without
+    /// locks.
     pub(crate) fn recv(&self, number: u64, msg: Option<Wanted>) {
         let Some((ticket, node)) = self.offered(number) else {
             return self.recv_kept(number, msg);
@@ -209,7 +211,7 @@ impl Ni {
         }
     }
 
-    /// Ends a message of which LNet wants no payload.
+    /// Ends a message whose payload LNet does not request.
     fn recv_nothing(&self, ticket: Ticket) -> End {
         let mut core = self.core.lock();
         drop(self.set_in(ticket.index(), In::Free));
@@ -244,10 +246,10 @@ impl Ni {
         msg.finalize(end);
     }
 
-    /// Starts the GET of payload that stayed at the sender.
+    /// Starts the GET of a payload that the sender has registered.
     fn recv_get(&self, (ticket, node): (Ticket, NodeId), msg: Wanted) {
         let wanted = msg.len() as u32;
-        // Without memory the message times out, and its sender is notified.
+        // If memory is short, the message times out and its sender is notified.
         let (memory, copy) = match self.memory(&msg) {
             Ok((memory, true)) => {
                 let pages = memory.pages().clone();
@@ -287,7 +289,7 @@ impl Ni {
         }
     }
 
-    /// Removes a message whose payload was fetched or is lost. Returns it for finalization.
+    /// Removes a message whose payload was fetched or is lost, and returns it for finalization.
     pub(super) fn finish(&self, ticket: Ticket, done: bool) -> Option<Finished> {
         let mut ins = self.ins.lock();
         let entry = ins.get_mut(ticket.index() as usize)?;
@@ -309,8 +311,8 @@ impl Ni {
         }
     }
 
-    /// Returns the registration slot like [`Self::slot_of`], and registers the destination if
-    /// necessary. The caller holds `core`.
+    /// Returns the registration slot of a message that is being fetched. Registers the destination
+    /// if it has no slot. The caller holds `core`.
     pub(super) fn register_slot(&self, slots: &RegionSlots, ticket: Ticket) -> Option<u32> {
         let mut ins = self.ins.lock();
         let fetching = match ins.get_mut(ticket.index() as usize)? {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Limit of the address tables that one user's memory occupies.
+//! Limit on the number of address tables that the memory of one user occupies.
 //!
-//! Everything here may sleep. Lock order: mutex of the unit's tables, mutex of an account.
+//! All functions may sleep. Lock order: mutex of the unit's tables, mutex of an account.
 
 use super::Atu;
 use kernel::{
@@ -11,14 +11,15 @@ use kernel::{
 };
 use protocol::nic::{nla::NlaRange, table_use::TableUse};
 
-/// Use of one NIC's address tables by one user. Memory that is registered with the account
-/// ([`Atu::register_user_for`]) may occupy the NIC's limit of tables, plus two for each GiB
+/// Use of one NIC's address tables by one user. Memory registered with the account
+/// ([`Atu::register_user_for`]) may occupy a limited number of tables, plus two for each GiB
 /// registered.
 #[pin_data]
 pub(crate) struct TableAccount {
     /// Maximum number of partially filled tables.
     spare: u32,
-    /// Use of each table. Changed with the mutex of the unit's tables held.
+    /// Number of pages that the user occupies in each table. Changed with the mutex of the unit's
+    /// tables held.
     #[pin]
     used: Mutex<TableUse<KVVec<u32>>>,
 }
@@ -36,7 +37,7 @@ impl Atu {
 
 impl TableAccount {
     /// Allocates an account for a NIC with `gats` tables and a limit of `spare` partially filled
-    /// ones. May sleep.
+    /// tables. May sleep.
     pub(crate) fn new(gats: u32, spare: u32) -> Result<Arc<Self>> {
         let used = TableUse::new(KVVec::from_elem(0, gats as usize, GFP_KERNEL)?);
         Arc::pin_init(
@@ -66,7 +67,8 @@ impl TableAccount {
         self.used.lock().remove(range);
     }
 
-    /// Calls `f` with the NLAs of each table that the user occupies, and returns its first result.
+    /// Calls `f` with the NLA range of each table that the user occupies, until `f` returns a
+    /// result.
     pub(super) fn find<R>(&self, f: impl FnMut(NlaRange) -> Option<R>) -> Option<R> {
         self.used.lock().windows().find_map(f)
     }

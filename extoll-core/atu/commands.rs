@@ -3,9 +3,9 @@
 //! Flush, fence and notification commands of the ATU (HW §11.3, G17).
 //!
 //! The NIC answers a notification command by writing a word to host memory. [`Tickets`] decides
-//! when to issue such a command, which word it names and which commands are answered. This file
-//! holds the words and writes the register. Commands can be issued in any context, under a spinlock
-//! that disables interrupts; functions that wait for the NIC poll and may sleep.
+//! when such a command is issued, which word it names and which commands are answered. This file
+//! contains the words and writes the command register. Commands can be issued in any context, under
+//! a spinlock that disables interrupts. Functions that wait for the NIC poll and may sleep.
 
 use crate::{context::Context, dma::DmaWords, hw::Hw};
 use kernel::{
@@ -28,16 +28,16 @@ use wire::{
     regs::atu,
 };
 
-/// Maximum number of flushes between two waits in [`Commands::flush_slowly`]: those of one table,
-/// that is 1 GiB of memory.
+/// Maximum number of flush commands between two waits in [`Commands::flush_slowly`]. They flush one
+/// table, i.e. 1 GiB of memory.
 const FLUSHES: u32 = GAT_ENTRIES / MAX_FLUSH;
 /// Number of notification words. Each has a second word for the fence command that precedes the
-/// notification, because a fence writes a word, too.
+/// notification, because a fence writes a word as well.
 const SLOTS: u32 = 256;
 const WORDS: usize = 2 * SLOTS as usize;
 /// Time limit for an answer of the NIC, in milliseconds.
 const DEADLINE_MS: i64 = 1000;
-/// First and longest pause between two polls of a word, in microseconds.
+/// Initial and maximum pause between two polls of a word, in microseconds.
 const PAUSE_US: (i64, i64) = (10, 2000);
 
 struct Inner {
@@ -50,7 +50,7 @@ struct Inner {
 pub(super) struct Commands {
     #[pin]
     inner: SpinLockIrq<Inner>,
-    /// Number of flushes issued.
+    /// Number of flushes issued so far.
     flushes: Atomic<u64>,
 }
 
@@ -81,8 +81,8 @@ impl Inner {
             Ask::Again(word) => (None, word),
         };
         let address = |word: usize| BusAddr(words.address().0 + 8 * word as u64);
-        // Only the notification is awaited, because some versions of the chip may lack the fence
-        // (HW §11.3).
+        // Only the notification is awaited, because some chip versions may lack the fence (HW
+        // §11.3).
         post(hw, Command::Fence(address(word + SLOTS as usize)));
         post(hw, Command::Notify(address(word)));
         ticket
@@ -93,13 +93,13 @@ impl Inner {
     }
 }
 
-/// Snapshot of the answered notifications. `None` covers all tickets, because a removed NIC was cut
-/// off from memory.
+/// Snapshot of the answered notifications. `None` counts all tickets as answered, because a removed
+/// NIC cannot access memory.
 pub(super) struct Answered(Option<Tickets>);
 
 impl Answered {
-    /// Returns whether the snapshot covers `ticket`. Without a ticket, no notification was
-    /// requested.
+    /// Returns whether the snapshot shows `ticket` as answered. `None` as ticket means that no
+    /// notification could be requested.
     pub(super) fn answers(&self, ticket: Option<Ticket>) -> bool {
         match (&self.0, ticket) {
             (None, _) => true,
@@ -125,7 +125,7 @@ impl Commands {
     pub(super) fn open(&self, ctx: &Context) -> Result {
         let words = ctx.with_bound(|dev| DmaWords::new(dev, WORDS))??;
         let end = words.address().0 + 8 * WORDS as u64;
-        // Commands hold 48 address bits.
+        // Commands contain 48 address bits.
         if end > 1 << 48 {
             return Err(EIO);
         }
@@ -139,14 +139,15 @@ impl Commands {
         drop(words);
     }
 
-    /// Issues flush commands for pages whose entries were zeroed. Any context; takes time in
-    /// proportion to the number of pages.
+    /// Issues flush commands for pages whose entries were zeroed. Any context. The duration is
+    /// proportional to the number of pages.
     pub(super) fn flush(&self, ctx: &Context, range: NlaRange) -> Flush {
         self.command(ctx, range)
     }
 
-    /// Like [`Commands::flush`], but waits for the NIC after each 1 GiB, so that other callers'
-    /// commands are not delayed for long. May sleep, up to a second if the NIC does not answer.
+    /// Issues flush commands like [`Commands::flush`], but waits for the NIC after each 1 GiB, so
+    /// that commands of other callers are not delayed for long. May sleep, up to a second if the
+    /// NIC does not answer.
     pub(super) fn flush_slowly(&self, ctx: &Context, range: NlaRange) -> Flush {
         let most = u64::from(FLUSHES) * u64::from(MAX_FLUSH);
         let (mut first, mut answers) = (range.first, true);
@@ -213,9 +214,9 @@ impl Commands {
         Answered(Some(tickets))
     }
 
-    /// Waits until the NIC has executed all commands issued so far and its earlier writes have
-    /// reached memory. Memory whose translations were flushed can then be freed. Callers end many
-    /// regions with one call, because it takes some milliseconds. Otherwise like
+    /// Waits until the NIC has executed all commands issued so far and until its earlier writes
+    /// have reached memory. Memory whose translations were flushed can then be freed. A call takes
+    /// some milliseconds, so callers end many regions with one call. Conditions as for
     /// [`Commands::wait`].
     pub(super) fn wait_and_drain(&self, ctx: &Context) -> Answer {
         let answer = self.wait(ctx);
@@ -225,11 +226,11 @@ impl Commands {
         answer
     }
 
-    /// Waits until the NIC has executed all commands issued so far, so that it no longer reads the
-    /// tables whose translations were flushed. For a removed NIC, cuts it off from memory and
-    /// succeeds. May sleep, up to about [`DEADLINE_MS`].
+    /// Waits until the NIC has executed all commands issued so far. It then no longer reads tables
+    /// whose translations were flushed. A removed NIC is cut off from memory instead, which counts
+    /// as success. May sleep, up to about [`DEADLINE_MS`].
     pub(super) fn wait(&self, ctx: &Context) -> Answer {
-        // A read with full ordering, to match the increment.
+        // The read has full ordering and pairs with the increment.
         let upto = Flush(self.flushes.fetch_add(0, Full));
         let result = self.wait_for_one(ctx);
         Answer { upto, result }
@@ -258,7 +259,7 @@ impl Commands {
             };
             drop(hw);
             if answered {
-                // Data that the NIC wrote before its answer is visible from here on.
+                // After this barrier, data that the NIC wrote before its answer are visible.
                 barrier::dma_rmb();
                 return Ok(());
             }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Creation of translations, with a newly allocated NLA range or with one that a reserve holds.
+//! Creation of translations, with a newly allocated NLA range or with the range of a reserve.
 //!
-//! Making a translation may sleep and takes the mutex of the tables. Reusing one of a reserve works
-//! in any context. Both take the translation's spinlock, then the registry's, one after the other.
+//! Creating a translation may sleep and acquires the mutex of the tables. Reusing a translation of
+//! a reserve works in any context. Both acquire the spinlock of the translation and then, after its
+//! release, that of the registry.
 
 use super::{
     memory::{HwPages, Memory},
@@ -36,19 +37,19 @@ use wire::ids::Vpid;
 pub(super) struct Request {
     pub(super) vpid: Vpid,
     pub(super) access: Access,
-    /// First address of user memory.
+    /// First address in the address space of the process; 0 for kernel memory.
     pub(super) start: usize,
     pub(super) account: Option<Arc<TableAccount>>,
-    /// Hold-off time of its NLAs after its end.
+    /// Hold-off policy for the NLAs after the translation has ended.
     pub(super) hold_off: HoldOff,
 }
 
-/// Reason why reuse of a translation of a reserve failed.
+/// Reason why a translation of a reserve could not be reused.
 pub(super) enum Refused {
-    /// The translation is unchanged. The caller gets its hold on the device back.
+    /// The translation is unchanged. The caller gets its [`BoundHold`] back.
     Unused(Error, BoundHold),
-    /// Entries were written, or unbinding has begun. The translation ends, and returns to its
-    /// reserve afterwards.
+    /// Entries were written, or unbinding has begun. The translation ends and then returns to its
+    /// reserve.
     Ending(Error),
 }
 
@@ -57,7 +58,7 @@ impl Translation {
     ///
     /// # Errors
     ///
-    /// `EINVAL` unless the memory is made of whole pages, `ENOMEM`, `ENOSPC`, `EDQUOT`, `ENODEV`,
+    /// `EINVAL` unless the memory consists of whole pages, `ENOMEM`, `ENOSPC`, `EDQUOT`, `ENODEV`,
     /// `ETIMEDOUT`.
     pub(super) fn new(bound: BoundHold, request: Request, memory: Memory) -> Result<Arc<Self>> {
         let atu = bound.atu().clone();
@@ -114,7 +115,7 @@ impl Translation {
         Ok(this)
     }
 
-    /// Allocates an unused translation of a reserve, for the range of `table_range`. May sleep.
+    /// Allocates an unused translation of a reserve for the NLAs of `table_range`. May sleep.
     ///
     /// # Errors
     ///
@@ -173,14 +174,14 @@ impl Translation {
         )
     }
 
-    /// Makes the translation live in generation `generation`, after its entries were written. Any
+    /// Makes the translation live in generation `generation`. Its entries have been written. Any
     /// context.
     ///
     /// # Errors
     ///
     /// `ENODEV` if unbinding has begun; the error of `written` if not all entries were written. In
-    /// both cases the translation ends like any other, because peers may guess its NLAs. Unbinding
-    /// waits for that end.
+    /// both cases the translation ends in the usual steps, because peers may guess its NLAs.
+    /// Unbinding waits for its end.
     #[allow(clippy::too_many_arguments)]
     fn activate(
         self: &Arc<Self>,
@@ -216,11 +217,11 @@ impl Translation {
         result
     }
 
-    /// Begins a new generation of a translation of a reserve, with other memory. Any context.
+    /// Begins a new generation of a translation of a reserve, for other memory. Any context.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` for a list that is too long, `ENOMEM`, `EIO`, `EOPNOTSUPP`, `EINVAL`, `ENODEV`.
+    /// `ENOSPC` if the list is too long; `ENOMEM`, `EIO`, `EOPNOTSUPP`, `EINVAL`, `ENODEV`.
     pub(super) fn reactivate(
         self: &Arc<Self>,
         bound: BoundHold,
@@ -250,7 +251,7 @@ impl Translation {
         };
         let unmap = |memory: Memory| memory.unmap(ctx).map(|(_, room)| room);
         let largest = self.atu.settings.largest;
-        // A new generation can begin, because the caller alone has claimed the translation.
+        // Cannot fail: only the caller has claimed the translation.
         let again = || self.state.lock().life.begin_again().ok_or(EINVAL);
         let generation = match memory.placement(largest).and_then(|_| again()) {
             Ok(generation) => generation,

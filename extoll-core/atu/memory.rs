@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of regions: its DMA mapping, and the table entries that point to it.
+//! Memory of regions: its DMA mapping and its table entries.
 //!
-//! Takes no locks of its own; the functions state their contexts.
+//! The functions acquire no locks. Their comments state the contexts.
 
 use super::{tables::TableRange, Access};
 use crate::context::Context;
@@ -16,7 +16,7 @@ use wire::ids::{BusAddr, Vpid};
 
 /// DMA-mapped memory of a region.
 pub(super) enum Memory {
-    /// Pages with a scatterlist that was allocated for them.
+    /// Pages with a scatterlist that was allocated for this mapping.
     Pages(StreamingPages),
     /// Pages in a scatterlist that a reserve allocated in advance.
     Room(StreamingPrealloc),
@@ -28,8 +28,8 @@ pub(super) type HwPages = [u64; SIZE_CODES.len()];
 impl Memory {
     /// Maps a list of pages for the NIC. May sleep.
     pub(super) fn map(ctx: &Context, pages: Arc<PageList>, access: Access) -> Result<Self> {
-        // A second reference, so that on an error the last one is dropped after the device lock is
-        // released.
+        // Keeps a second reference until the device lock is released, because dropping the last one
+        // may sleep.
         let kept = pages.clone();
         let mapped = ctx.with_bound(|dev| StreamingPages::map(dev, pages, access.write));
         drop(kept);
@@ -69,7 +69,7 @@ impl Memory {
     }
 
     /// Calls `f` with the bus address and the number of pages of each segment.
-    /// [`Memory::placement`] has checked that segments are whole pages.
+    /// [`Memory::placement`] has checked that each segment consists of whole pages.
     fn runs(&self, mut f: impl FnMut(BusAddr, u64)) {
         self.segments(|addr, bytes| f(BusAddr(addr), bytes / PAGE as u64));
     }
@@ -99,8 +99,9 @@ impl Memory {
         }
     }
 
-    /// Writes the table entries for the memory and calls `between` after each segment. On an error,
-    /// the entries written before stay. Any context in which `between` can be called.
+    /// Writes the table entries for the memory and calls `between` after each segment. After an
+    /// error, the entries written so far remain. Works in any context in which `between` can be
+    /// called.
     ///
     /// # Errors
     ///
@@ -138,7 +139,7 @@ impl Memory {
         result.map(|()| hw_pages)
     }
 
-    /// Returns the pages, if they can be user memory.
+    /// Returns the pages; `None` for memory of a reserve, which is never user memory.
     pub(super) fn pages(&self) -> Option<&Arc<PageList>> {
         match self {
             Memory::Pages(map) => Some(map.pages()),
@@ -149,7 +150,7 @@ impl Memory {
     /// Unmaps the memory and drops its pages. The NIC must no longer access it. May sleep.
     pub(super) fn release(self, ctx: &Context) {
         if let Memory::Pages(map) = self {
-            // The device exists, because unbinding waits until all regions have ended.
+            // Cannot fail: unbinding waits until all regions have ended.
             let pages = ctx.with_bound(|dev| map.unmap(dev));
             // Dropped without the device lock, because unpinning takes long and the pages' owner
             // may need the device.
@@ -157,9 +158,9 @@ impl Memory {
         }
     }
 
-    /// Unmaps memory of a reserve and returns its pages and its scatterlist. Does not sleep, and
-    /// does not wait for memory. The caller drops the pages where sleeping is allowed, if they
-    /// require that.
+    /// Unmaps memory of a reserve and returns its pages and its scatterlist. Does not sleep or
+    /// allocate memory. If dropping the pages requires sleeping, the caller drops them in process
+    /// context.
     pub(super) fn unmap(self, ctx: &Context) -> Option<(Arc<PageList>, PreallocatedTable)> {
         match self {
             Memory::Room(map) => ctx

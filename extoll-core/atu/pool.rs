@@ -18,12 +18,13 @@ const MAX_BYTES: usize = 1 << 30;
 /// Maximum number of buffers per pool.
 const MAX_BUFFERS: usize = 1 << 16;
 
-/// Fixed number of buffers of one size in one region. Taking or returning a buffer registers
-/// nothing and works in any context. The buffer that has been free for longest is reused first, so
-/// that late writes to a returned buffer rarely corrupt a new use.
+/// Fixed number of buffers of equal size in one region. Taking and returning a buffer works in any
+/// context and registers no memory. The buffer that has been free for longest is reused first. Late
+/// writes to a returned buffer therefore rarely corrupt a new use.
 ///
 /// Can be dropped in any context. Buffers in use stay valid. The memory of all buffers is freed
-/// with the last one; until then the NIC and peers that know the NLAs can access it.
+/// when the last buffer is returned. Until then the NIC, and peers that know the NLAs, can access
+/// it.
 ///
 /// ```
 /// use extoll_core::{atu::{Access, Buffer, BufferPool}, nic::Nic};
@@ -46,7 +47,7 @@ pub struct BufferPool(Arc<Buffers>);
 
 /// Queue of the numbers of free buffers, in the order of their return.
 struct Free {
-    /// From `kmalloc`, so that it can be freed in any context.
+    /// Allocated with `kmalloc`, so that it can be freed in any context.
     ring: KVec<u32>,
     first: usize,
     len: usize,
@@ -74,7 +75,8 @@ impl Free {
 
 /// Memory that both the CPU and the NIC access.
 struct Backing {
-    /// Declared before the region, whose own reference is dropped last, where sleeping is allowed.
+    /// Declared before `region`. The region drops its own reference last, in a context that may
+    /// sleep.
     pages: Arc<PageList>,
     region: Region,
 }
@@ -95,14 +97,14 @@ struct Buffers {
 }
 
 impl Atu {
-    /// Allocates a pool of `count` zeroed buffers of `bytes` bytes each, a multiple of 8, for
-    /// `vpid`. The caller must have opened that VPID. May sleep.
+    /// Allocates a pool of `count` zeroed buffers of `bytes` bytes for `vpid`. `bytes` is a
+    /// multiple of 8. The caller must have opened that VPID. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no buffer, more than 65,536 buffers or 1 GiB in total, a size that is no multiple
-    /// of 8, or no access requested. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT`
-    /// as for [`Atu::register_pages`].
+    /// `EINVAL`: no buffer, more than 65,536 buffers, more than 1 GiB in total, a size that is not
+    /// a multiple of 8, or no access requested. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`,
+    /// `ETIMEDOUT` as for [`Atu::register_pages`].
     pub fn buffers(
         self: &Arc<Self>,
         vpid: Vpid,
@@ -140,8 +142,8 @@ impl Atu {
 }
 
 impl BufferPool {
-    /// Takes a buffer, with its old content. Returns `None` if the device was removed, or if all
-    /// buffers are in use. The latter is counted. Any context.
+    /// Takes a buffer, which still contains its old data. Returns `None` if the device was removed
+    /// or if all buffers are in use; the second case is counted. Any context.
     pub fn take(&self) -> Option<Buffer> {
         let this = &self.0;
         if !this.backing.region.is_alive() {
@@ -159,7 +161,7 @@ impl BufferPool {
         })
     }
 
-    /// Returns the numbers of all buffers and of free ones. Any context.
+    /// Returns the total number of buffers and the number of free buffers. Any context.
     pub fn count(&self) -> (usize, usize) {
         (self.0.count, self.0.free.lock().len)
     }
@@ -170,8 +172,8 @@ impl BufferPool {
     }
 }
 
-/// Buffer of a pool, returned to it by drop in any context. Its owner drops it only when no peer
-/// writes to it any more on the owner's request.
+/// Buffer of a pool. Drop returns the buffer to its pool, in any context. The owner must not drop
+/// the buffer while a peer may still write to it on the owner's request.
 pub struct Buffer {
     buffers: Arc<Buffers>,
     number: u32,
@@ -188,7 +190,8 @@ impl Buffer {
         self.number as usize
     }
 
-    /// Returns the offset in [`Buffer::region`] in bytes, for commands of this node. Any context.
+    /// Returns the offset in bytes of the buffer in [`Buffer::region`], for commands of this node.
+    /// Any context.
     pub fn offset(&self) -> usize {
         self.number as usize * self.buffers.bytes
     }
@@ -198,13 +201,13 @@ impl Buffer {
         &self.buffers.backing.region
     }
 
-    /// Returns the NLA of the first byte, for peers. Any context.
+    /// Returns the NLA of the first byte, which can be sent to peers. Any context.
     pub fn nla(&self) -> Nla {
         Nla(self.region().nla().0 + self.offset() as u64)
     }
 
-    /// Returns the memory of the whole pool, in which this buffer begins at [`Buffer::offset`]. It
-    /// includes the other buffers. Any context.
+    /// Returns the memory of the whole pool, including the other buffers. This buffer begins at
+    /// [`Buffer::offset`]. Any context.
     pub fn memory(&self) -> &PageList {
         &self.buffers.backing.pages
     }
@@ -213,13 +216,15 @@ impl Buffer {
         (index < self.bytes() / 8).then(|| self.offset() / 8 + index)
     }
 
-    /// Reads little-endian quadword `index`; 0 if it is outside of the buffer. Any context.
+    /// Reads little-endian quadword `index`. Returns 0 if the index is outside of the buffer. Any
+    /// context.
     pub fn read(&self, index: usize) -> u64 {
         let pages = &self.buffers.backing.pages;
         self.index(index).map_or(0, |i| pages.read(i))
     }
 
-    /// Writes little-endian quadword `index`; ignored outside of the buffer. Any context.
+    /// Writes little-endian quadword `index`. Does nothing if the index is outside of the buffer.
+    /// Any context.
     pub fn write(&self, index: usize, value: u64) {
         if let Some(i) = self.index(index) {
             self.buffers.backing.pages.write(i, value);
@@ -231,8 +236,8 @@ impl Buffer {
         (end <= self.bytes()).then(|| self.offset() + at)
     }
 
-    /// Copies the bytes from offset `at` on to `to`; does nothing if the range exceeds the buffer.
-    /// Bytes that the NIC writes at the same time may be old or new. Any context.
+    /// Copies bytes from offset `at` on to `to`. Does nothing if the range exceeds the buffer.
+    /// Bytes that the NIC writes during the call may be old or new. Any context.
     pub fn load(&self, at: usize, to: &mut [u8]) {
         if let Some(at) = self.range(at, to.len()) {
             // Cannot fail, because the range was checked.
@@ -240,7 +245,7 @@ impl Buffer {
         }
     }
 
-    /// Copies `from` to the bytes from offset `at` on; does nothing if the range exceeds the
+    /// Copies `from` to the bytes from offset `at` on. Does nothing if the range exceeds the
     /// buffer. Any context.
     pub fn store(&self, at: usize, from: &[u8]) {
         if let Some(at) = self.range(at, from.len()) {
@@ -250,8 +255,8 @@ impl Buffer {
 }
 
 impl Buffer {
-    /// Converts a comb (evenly spaced 8-byte tags) of this buffer to one of the pool. `None` if it
-    /// exceeds the buffer.
+    /// Converts the positions of validity tags in this buffer to positions in the pool. Returns
+    /// `None` if they exceed the buffer.
     fn comb(&self, comb: TagPositions) -> Option<TagPositions> {
         let last = comb.count.checked_sub(1)?;
         let end = last.checked_mul(comb.step)?.checked_add(8)?;
@@ -259,16 +264,16 @@ impl Buffer {
         Some(TagPositions { at, ..comb })
     }
 
-    /// Writes the validity tag `mark` to all slots of a comb; to none if the comb exceeds the
-    /// buffer. Any context.
+    /// Writes the validity tag `tag` to all positions of `comb`. Does nothing if a position exceeds
+    /// the buffer. Any context.
     pub fn write_tag(&self, comb: TagPositions, tag: [u8; 8]) {
         if let Some(comb) = self.comb(comb) {
             let _ = self.buffers.backing.pages.write_tags(comb, tag);
         }
     }
 
-    /// Returns whether a slot of the comb still holds the validity tag `mark`; false if the comb
-    /// exceeds the buffer. Any context.
+    /// Returns whether one of the positions of `comb` still contains the validity tag `tag`.
+    /// Returns false if a position exceeds the buffer. Any context.
     pub fn has_tag(&self, comb: TagPositions, tag: [u8; 8]) -> bool {
         let pages = &self.buffers.backing.pages;
         let comb = self.comb(comb);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Handle of registered memory ([`Region`]).
+//! Handle of a registered memory region ([`Region`]).
 //!
-//! Most functions work in any context and take the spinlock of the translation, if any. Functions
-//! that wait for the NIC say that they may sleep.
+//! Most functions work in any context and acquire only the spinlock of the translation. The
+//! comments of functions that wait for the NIC say that they may sleep.
 
 use super::{revoke::RevokeClient, translation::Translation, Atu};
 use crate::context::Context;
@@ -15,9 +15,9 @@ use wire::ids::{Nla, Vpid};
 /// Access of the NIC to registered memory, for commands of its owner and of peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
-    /// Allows the NIC to read: source of local PUTs and of remote GETs.
+    /// Allows the NIC to read, as the source of local PUTs and of remote GETs.
     pub read: bool,
-    /// Allows the NIC to write: destination of local GETs and of remote PUTs.
+    /// Allows the NIC to write, as the destination of local GETs and of remote PUTs.
     pub write: bool,
 }
 
@@ -47,29 +47,29 @@ impl Access {
     }
 }
 
-/// Registered memory that RMA commands of one VPID name by NLA.
+/// Registered memory, which RMA commands of one VPID name by NLA.
 ///
-/// Byte i of the memory has NLA [`Region::nla`] + i. A region covers a range of bytes. The NIC, and
-/// every peer that may use the VPID, can access all bytes of the pages around it
+/// Byte i of the memory has NLA [`Region::nla`] + i. A region can begin and end within a page.
+/// Nevertheless the NIC, and every peer that may use the VPID, can access all bytes of its pages
 /// ([`super::WholePages`]).
 ///
 /// Drop ends the region in any context: it clears and flushes the translations. A work item then
 /// waits for the NIC's confirmation, and unmaps and frees the memory. [`Region::revoke`] waits for
-/// that, as does [`Atu::revoke_all`] for many regions; [`Region::revoke_async`] reports it by
-/// callback. If the NIC does not confirm within about a second, memory and NLAs stay reserved
-/// (quarantine) until it does, or until it is unbound.
+/// that end, and [`Atu::revoke_all`] waits for the end of many regions. [`Region::revoke_async`]
+/// reports it by callback. If the NIC does not confirm within about a second, memory and NLAs stay
+/// reserved (quarantine). They are freed when the NIC confirms or is unbound.
 ///
-/// While a region or its quarantined memory exists, its VPID cannot be opened again. Keep the port
-/// open while regions exist.
+/// The VPID cannot be opened again while its regions or their quarantined memory exist. Keep the
+/// port open while regions exist.
 ///
-/// Unbinding the NIC ends all its regions; their handles can then only be dropped.
+/// Unbinding the NIC ends all its regions. Their handles can only be dropped afterwards.
 pub struct Region {
     translation: Arc<Translation>,
     generation: Generation,
     /// Offset of the first byte in the first page.
     first_offset: usize,
     bytes: usize,
-    /// Set if a work item already ends the region, so that drop does nothing.
+    /// Set if a work item is ending the region, so that drop does nothing.
     left: bool,
 }
 
@@ -109,17 +109,17 @@ impl Region {
         self.first_offset
     }
 
-    /// Returns the NIC's access. Any context.
+    /// Returns the NIC's access to the memory. Any context.
     pub fn access(&self) -> Access {
         self.translation.access
     }
 
-    /// Returns the VPID that commands must name. Any context.
+    /// Returns the VPID that commands for this region must use. Any context.
     pub fn vpid(&self) -> Vpid {
         self.translation.vpid
     }
 
-    /// Returns the unit that holds the translation. Any context.
+    /// Returns the address translation unit of the region's NIC. Any context.
     pub fn atu(&self) -> &Arc<Atu> {
         &self.translation.atu
     }
@@ -128,8 +128,9 @@ impl Region {
         self.translation.ctx()
     }
 
-    /// Returns false after the memory was unmapped (munmap, mremap, madvise, exit) or the device
-    /// was removed. Commands with its NLAs then fail. Any context.
+    /// Returns whether the region's NLAs can be used. They become unusable when the memory is
+    /// unmapped (munmap, mremap, madvise, exit) or the device is removed. Commands that name them
+    /// then fail. Any context.
     pub fn is_alive(&self) -> bool {
         self.translation.is_live(self.generation) && self.ctx().is_alive()
     }
@@ -141,9 +142,9 @@ impl Region {
         (inside && self.is_alive()).then(|| Nla(self.nla().0 + offset as u64))
     }
 
-    /// Like [`Region::slice`], for a command of a port of `vpid` on the NIC of `ctx`. `write` says
-    /// whether the command writes to the region. Returns `None` also for a region of another NIC or
-    /// VPID, or without that access. Any context.
+    /// Returns the NLA like [`Region::slice`], for a command of a port of `vpid` on the NIC of
+    /// `ctx`. `write` says whether the command writes to the region. Also returns `None` if the
+    /// region belongs to another NIC or VPID, or does not permit this access. Any context.
     pub(crate) fn for_command(
         &self,
         ctx: &Context,
@@ -157,8 +158,8 @@ impl Region {
         self.slice(offset, len).filter(|_| allowed && own)
     }
 
-    /// Ends the region and waits for the result. May sleep, normally for some milliseconds, up to
-    /// about a second.
+    /// Ends the region and waits until its memory is freed. May sleep, usually for some
+    /// milliseconds, at most for about a second.
     ///
     /// # Errors
     ///
@@ -200,8 +201,8 @@ impl Region {
         self.translation.abandon(self.generation, Some(client));
     }
 
-    /// Stores a reference to a list of pages, which is dropped some time after the region, where
-    /// sleeping is allowed. Any context.
+    /// Stores a reference to a list of pages. It is dropped some time after the region has ended,
+    /// in a context that may sleep. Any context.
     pub fn drop_later(&self, pages: Arc<PageList>) {
         self.translation.drop_later(pages);
     }

@@ -2,7 +2,8 @@
 
 //! Registration of user and kernel memory.
 //!
-//! All functions may sleep. They take the device lock to map memory, and the mutex of the tables.
+//! All functions may sleep. They acquire the device lock to map memory, and the mutex of the
+//! tables.
 
 use super::{
     memory::Memory, registry::BoundHold, tables::HoldOff, translation::Translation,
@@ -15,18 +16,18 @@ use wire::{atu::GAT_ENTRIES, ids::Vpid};
 
 use super::make::Request;
 
-/// Promise of the caller that exposing whole pages is safe. The NIC protects pages, so the bytes
-/// before and after a range are exposed, too. Peers that may use the VPID can access them with the
-/// region's [`Access`]. Make this promise only if those bytes are unused, or belong to parties
-/// that may access the region anyway. Do not make it for pages that the kernel shares, such as
-/// those of packets and of the slab.
+/// Confirmation of the caller that whole pages may be exposed. The NIC protects whole pages, so
+/// peers that may use the VPID can also access the bytes before and after a range, with the
+/// region's [`Access`]. Use this value only if those bytes are unused, or if the same peers may
+/// access them anyway. Never use it for pages that the kernel shares, such as those of packets and
+/// of the slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WholePages {
     _said: (),
 }
 
 impl WholePages {
-    /// Exposes the whole pages.
+    /// Permits access to the whole pages.
     pub const EXPOSED: Self = Self { _said: () };
 }
 
@@ -38,8 +39,8 @@ struct Span {
 }
 
 impl Span {
-    /// Returns the pages of `bytes` bytes from `start`. `EINVAL` if the range is empty or wraps
-    /// around.
+    /// Returns the pages of `bytes` bytes from `start`. Returns `EINVAL` if the range is empty or
+    /// wraps around.
     fn new(start: usize, bytes: usize) -> Result<Self> {
         let first_offset = start % PAGE;
         let end = start.checked_add(bytes).ok_or(EINVAL)?;
@@ -55,29 +56,31 @@ impl Span {
 }
 
 impl Atu {
-    /// Registers memory of the current process: `bytes` bytes from `start`, both multiples of 4096,
-    /// for `vpid`. The caller must have opened that VPID. The pages are pinned and count against
-    /// `RLIMIT_MEMLOCK` (unless `CAP_IPC_LOCK`).
+    /// Registers memory of the current process for `vpid`: `bytes` bytes from `start`, both
+    /// multiples of
+    /// 4096. The caller must have opened that VPID. The pages are pinned and charged to
+    ///       `RLIMIT_MEMLOCK` (unless the process has `CAP_IPC_LOCK`).
     ///
-    /// The region dies ([`Region::is_alive`]) when the process unmaps or moves any of the memory,
-    /// or exits. It dies before munmap, mremap and exit return, and some milliseconds after other
-    /// losses of pages (madvise, truncation). Until then the NIC accesses the old pages, which are
-    /// not reused before. A fork changes nothing, because the child gets copies of the pages.
-    /// Shared memory (tmpfs, memfd, System V, huge pages) stays registered whatever the kernel does
-    /// to its page tables. A region on a mapped disk file, which can be registered for reading
-    /// only, may die although no page was lost.
+    /// The region ends ([`Region::is_alive`] returns false) when the process unmaps or moves any of
+    /// the memory, or exits. It ends before munmap, mremap and exit return, and some milliseconds
+    /// after other losses of pages (madvise, truncation). Until then the NIC accesses the old
+    /// pages, which are not reused before the region has ended. A fork does not affect the region,
+    /// because the child gets copies of the pages. Shared memory (tmpfs, memfd, System V, huge
+    /// pages) stays registered even if the kernel changes its page tables. A region on a mapped
+    /// disk file can be registered for reading only. It may end although no page was lost.
     ///
-    /// May sleep; called in process context of the owner.
+    /// May sleep. Must be called in process context of the owner.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: not page aligned, empty, wraps around, or no access requested. `EFAULT`: not all
+    /// `EINVAL`: not page-aligned, empty, wraps around, or no access requested. `EFAULT`: not all
     /// of the range is mapped with that access. `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded.
-    /// `ENOSPC`: no contiguous NLA range, the limit of address tables reached, or more than 512
-    /// GiB. `EOPNOTSUPP`: CPU and device are not cache-coherent. `EIO`: it cannot be mapped for the
-    /// device, or only as a copy. `EAGAIN`: the memory was unmapped during the call. `EINTR`: a
-    /// fatal signal. `ENODEV`: the device was removed. `ETIMEDOUT`: the NIC does not answer.
-    /// `EDQUOT`: the user has the maximum number of tables.
+    /// `ENOSPC`: no contiguous NLA range is free, the limit of address tables is reached, or the
+    /// range exceeds 512 GiB. `EOPNOTSUPP`: CPU and device are not cache-coherent. `EIO`: the
+    /// memory cannot be mapped for the device, or only through a bounce buffer. `EAGAIN`: the
+    /// memory was unmapped during the call. `EINTR`: a fatal signal is pending. `ENODEV`: the
+    /// device was removed. `ETIMEDOUT`: the NIC does not answer. `EDQUOT`: the user's limit of
+    /// tables is reached.
     pub(crate) fn register_user_for(
         self: &Arc<Self>,
         account: Option<Arc<TableAccount>>,
@@ -133,7 +136,7 @@ impl Atu {
             // Unbinding has already ended the region.
             return Err(ENODEV);
         }
-        // Waits for changes that began before the watch did.
+        // Waits for changes of the memory that began before the watch.
         watch.wait_idle();
         let all = Pages {
             first: 0,
@@ -149,14 +152,15 @@ impl Atu {
         }
     }
 
-    /// Registers whole pages of kernel memory (see [`PageList`]) for `vpid`; page i of the list has
+    /// Registers whole pages of kernel memory (see [`PageList`]) for `vpid`. Page i of the list has
     /// NLA `nla` + 4096 i. The list is kept until the region has ended. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no access requested, or a list that does not cover whole pages or shares pages
-    /// with others (for those, use [`Atu::register_range`]). `EACCES`: write access to read-only
-    /// pages. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as for
+    /// `EINVAL`: no access requested, or the list does not consist of whole pages, or shares pages
+    /// with other memory (use [`Atu::register_range`] for such lists). `EACCES`: write access to
+    /// read-only pages. `ENOMEM`, `ENOSPC`, `EOPNOTSUPP`, `EIO`, `ENODEV`, `ETIMEDOUT` as for
+    /// `Atu::register_user_for`.
     /// `Atu::register_user_for`.
     pub fn register_pages(
         self: &Arc<Self>,
@@ -171,10 +175,10 @@ impl Atu {
         self.register_range(vpid, pages, 0, bytes, access, WholePages::EXPOSED)
     }
 
-    /// Like [`Atu::register_pages`], for `bytes` bytes from byte `first_offset` of the first page
-    /// on. The pages are exposed as a whole. For a list with unaligned ends, such as one of packet
-    /// fragments, pass its [`PageList::offset`] and [`PageList::bytes`]. Memory of processes is not
-    /// watched for changes, so use this for single transfers only.
+    /// Registers `bytes` bytes from byte `first_offset` of the list's first page on, otherwise like
+    /// [`Atu::register_pages`]. Whole pages are exposed. For a list with unaligned ends, such as a
+    /// list of packet fragments, pass its [`PageList::offset`] and [`PageList::bytes`]. Memory of
+    /// processes is not watched for changes, so use this function only for single transfers.
     ///
     /// ```
     /// use extoll_core::{atu::{Access, Region, WholePages}, nic::Nic};
@@ -194,8 +198,8 @@ impl Atu {
     ///
     /// # Errors
     ///
-    /// As for [`Atu::register_pages`]. `EINVAL` also for an empty range, a `first_offset` beyond
-    /// the first page, and a range that exceeds the list or does not reach its last page.
+    /// The errors of [`Atu::register_pages`]. `EINVAL` also for an empty range, a `first_offset`
+    /// beyond the first page, and a range that exceeds the list or does not reach its last page.
     pub fn register_range(
         self: &Arc<Self>,
         vpid: Vpid,
@@ -212,15 +216,15 @@ impl Atu {
         self.register_list(vpid, pages, span, access, HoldOff::Usual)
     }
 
-    /// Like [`Atu::register_range`] for all pages of a list, with **the full hold-off time** for
-    /// the NLAs after the end. Use this if late accesses cannot be prevented: by peers that do not
-    /// know of the end, or by own GETs that timed out. Without the hold-off such accesses would
-    /// reach other memory of the same VPID. May sleep.
+    /// Registers all pages of a list like [`Atu::register_range`], and applies **the full hold-off
+    /// time** to the NLAs after the end. Use this if late accesses cannot be prevented, i.e. by
+    /// peers that are not notified of the end, or by GETs of this node that timed out. Without the
+    /// hold-off such accesses would reach other memory of the same VPID. May sleep.
     ///
     /// # Errors
     ///
-    /// As for [`Atu::register_range`]. `ENOSPC` also if half of all NLAs are held off for the full
-    /// time.
+    /// The errors of [`Atu::register_range`]. `ENOSPC` also if half of all NLAs are held off for
+    /// the full time.
     pub fn register_leased(
         self: &Arc<Self>,
         vpid: Vpid,

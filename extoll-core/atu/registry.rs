@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Registry of all translations and reserves of a NIC, which unbinding walks, and the counts that
+//! Registry of all translations and reserves of a NIC, which unbinding ends, and the counts that
 //! delay unbinding and the reuse of VPIDs.
 //!
-//! The registry is under the spinlock `registry`, which disables interrupts. Any context, unless a
-//! function says otherwise.
+//! The spinlock `registry`, which disables interrupts, protects the registry. Functions run in any
+//! context unless their comment says otherwise.
 
 use super::{reserve::ReserveInner, translation::Translation, Atu};
 use kernel::{
@@ -25,7 +25,7 @@ pub(super) type ReserveNode = RBTreeNodeReservation<u64, Arc<ReserveInner>>;
 /// All translations and reserves of a NIC. Insertion and removal allocate no memory.
 pub(super) struct Registry {
     open: bool,
-    /// Translations by number of their first page.
+    /// Translations, by the number of their first page.
     translations: RBTree<u64, Arc<Translation>>,
     count: usize,
     reserves: RBTree<u64, Arc<ReserveInner>>,
@@ -33,7 +33,7 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    /// Makes the registry of a NIC that is not set up yet.
+    /// Makes the registry of a NIC that was not set up.
     pub(super) fn closed() -> Self {
         Self {
             open: false,
@@ -49,20 +49,20 @@ impl Registry {
         self.open = true;
     }
 
-    /// Refuses new translations.
+    /// Forbids new translations.
     pub(super) fn refuse(&mut self) {
         self.open = false;
     }
 
-    /// Inserts a translation. Returns false if the caller must end it at once, because unbinding
-    /// has already walked the registry.
+    /// Inserts a translation. Returns false if unbinding has already processed the registry; the
+    /// caller must then end the translation at once.
     pub(super) fn enter(&mut self, node: RBTreeNode<u64, Arc<Translation>>) -> bool {
         self.translations.insert(node);
         self.count += 1;
         self.open
     }
 
-    /// Removes a translation. The caller drops the node without the lock.
+    /// Removes a translation. The caller drops the node after releasing the lock.
     pub(super) fn remove(&mut self, page: u64) -> Option<RBTreeNode<u64, Arc<Translation>>> {
         let node = self.translations.remove_node(&page)?;
         self.count -= 1;
@@ -82,7 +82,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Removes a reserve. The caller drops the node without the lock.
+    /// Removes a reserve. The caller drops the node after releasing the lock.
     pub(super) fn remove_reserve(
         &mut self,
         page: u64,
@@ -138,7 +138,7 @@ impl Atu {
 pub(super) struct BoundHold(Arc<Atu>);
 
 impl BoundHold {
-    /// Takes a hold. Any context.
+    /// Delays unbinding until the value is dropped. Any context.
     ///
     /// # Errors
     ///

@@ -3,8 +3,8 @@
 //! Reserves: registration of memory without allocation, because all resources are allocated in
 //! advance.
 //!
-//! Making and dropping a reserve may sleep. Registering memory with it works in any context, under
-//! a spinlock that disables interrupts.
+//! Making and dropping a reserve may sleep. Registering memory with a reserve works in any context,
+//! under a spinlock that disables interrupts.
 
 use super::{
     make::Refused,
@@ -25,18 +25,18 @@ use wire::ids::Vpid;
 const MAX_REGIONS: usize = 1 << 14;
 
 /// Preallocated resources for a number of regions: NLAs, address tables, scatterlists and objects.
-/// Registering memory and ending a region therefore neither allocate memory nor wait for an
-/// allocation. This is for transfers on which memory reclaim depends.
+/// Registering memory and ending a region therefore allocate no memory. Reserves are for transfers
+/// on which memory reclaim depends.
 ///
-/// An IOMMU driver may need memory for its own entries. It allocates with `GFP_ATOMIC` and may
+/// An IOMMU driver may still allocate memory for its own entries. It uses `GFP_ATOMIC` and may
 /// fail.
 ///
-/// The NLAs of a region that has ended are reused for another region of the same reserve. The
-/// range that has been free for longest is reused first, so that late answers rarely hit a new
+/// The NLAs of a region that has ended are reused for another region of the same reserve. The range
+/// that has been free for longest is reused first. Late answers therefore rarely reach a new
 /// region.
 ///
-/// Drop may sleep. Regions stay valid; their resources are freed when they end. Unbinding the NIC
-/// closes the reserve.
+/// Drop may sleep. Existing regions stay valid, and their resources are freed when they end.
+/// Unbinding the NIC closes the reserve.
 ///
 /// ```
 /// use extoll_core::{atu::{Access, Region, Reserve, WholePages}, nic::Nic};
@@ -56,9 +56,9 @@ const MAX_REGIONS: usize = 1 << 14;
 /// ```
 pub struct Reserve(Arc<ReserveInner>);
 
-/// Unused translations, and the number of those in use.
+/// Unused translations, and the number of translations in use.
 struct Spares {
-    /// Unused translations, in the order of their return; has a slot for each translation.
+    /// Unused translations in the order of their return. The ring has a slot for each translation.
     ring: KVVec<Option<Arc<Translation>>>,
     first: usize,
     free: usize,
@@ -66,8 +66,8 @@ struct Spares {
     used: usize,
     /// True until the reserve is closed.
     open: bool,
-    /// Preallocated tree node for the hold-off time of the NLAs, taken by the thread that frees
-    /// them.
+    /// Preallocated tree node for the hold-off time of the NLAs. The thread that frees the NLAs
+    /// takes it.
     hold_off: Option<HoldOffNode>,
 }
 
@@ -94,7 +94,7 @@ impl Spares {
         Some(translation)
     }
 
-    /// Puts an unused translation into the ring; returns it if the reserve is closed.
+    /// Puts an unused translation into the ring. Returns the translation if the reserve is closed.
     fn put(&mut self, translation: Arc<Translation>) -> Option<Arc<Translation>> {
         self.used = self.used.saturating_sub(1);
         if !self.open {
@@ -109,7 +109,7 @@ impl Spares {
     }
 
     /// Takes the node that is necessary to free the NLAs, if the reserve is closed and all
-    /// translations have been returned. Returns it only once.
+    /// translations were returned. Only the first call returns the node.
     fn take_node(&mut self) -> Option<HoldOffNode> {
         match (self.open, self.used) {
             (false, 0) => self.hold_off.take(),
@@ -183,7 +183,7 @@ impl Atu {
                 return Err(e);
             }
         };
-        // From here on, an error frees everything by dropping the reserve.
+        // After this line, dropping the reserve frees everything.
         let reserve = Reserve(reserved.clone());
         for n in 0..regions {
             let part = table_range.part(NlaRange {
@@ -198,7 +198,7 @@ impl Atu {
         drop(table_range);
         let node = node.into_node(reserved.range.first, reserved);
         let entered = self.registry.lock().enter_reserve(node);
-        // The node is dropped without the lock.
+        // The node is dropped after the lock is released.
         entered.map(|()| reserve).map_err(|_| ENODEV)
     }
 }
@@ -207,22 +207,21 @@ impl Reserve {
     /// Maximum number of pages per region: 8 MiB, the maximum that a command can transfer.
     pub const MAX_PAGES: usize = (8 << 20) / PAGE;
 
-    /// Registers the bytes that a list describes. The pages are exposed as a whole, as with
+    /// Registers the memory of a list of pages. Whole pages are exposed, as with
     /// [`Atu::register_range`]. Any context.
     ///
     /// # Errors
     ///
-    /// `EAGAIN`, which is counted: all regions are in use or still ending. `EINVAL`: more pages
-    /// than the reserve has per region. `EACCES`, `EIO`, `EOPNOTSUPP` as for
-    /// [`Atu::register_pages`]. `ENOMEM`: the IOMMU driver found no memory. `ENODEV`: the device
-    /// was removed.
+    /// `EAGAIN`: all regions are in use or still ending; this is counted. `EINVAL`: more pages than
+    /// the reserve has per region. `EACCES`, `EIO`, `EOPNOTSUPP` as for [`Atu::register_pages`].
+    /// `ENOMEM`: the IOMMU driver could not allocate memory. `ENODEV`: the device was removed.
     pub fn register(&self, pages: &Arc<PageList>, _: WholePages) -> Result<Region> {
         let this = &self.0;
         if pages.len() > this.pages {
             return Err(EINVAL);
         }
-        // Taken before a translation, because translations outside of the ring keep address tables
-        // in use.
+        // The hold on the device precedes the translation, because translations outside of the ring
+        // keep address tables in use.
         let bound = BoundHold::new(&this.atu)?;
         let taken = this.spares.lock().take();
         let Some(translation) = taken else {
@@ -255,8 +254,8 @@ impl Reserve {
         self.0.spares.lock().free
     }
 
-    /// Returns whether all its regions have ended, also by unbinding, so that the NIC no longer
-    /// accesses their memory. Any context.
+    /// Returns whether all regions of the reserve have ended, so that the NIC does not access their
+    /// memory any more. Unbinding also ends them. Any context.
     pub fn is_unused(&self) -> bool {
         self.0.spares.lock().used == 0
     }
@@ -269,9 +268,9 @@ impl Reserve {
 
 impl Drop for Reserve {
     fn drop(&mut self) {
-        // Unbinding closes all reserves itself. A reserve that is not yet in the registry is
-        // dropped by `Atu::reserve`, which keeps the device bound. After unbinding has begun, its
-        // NLAs are freed together with all tables.
+        // Unbinding closes all reserves itself. `Atu::reserve` keeps the device bound when it drops
+        // a reserve that is not in the registry yet. After unbinding has begun, the NLAs are freed
+        // together with all tables.
         if let Ok(bound) = BoundHold::new(&self.0.atu) {
             self.0.close();
             drop(bound);
@@ -280,7 +279,7 @@ impl Drop for Reserve {
 }
 
 impl ReserveInner {
-    /// Returns a translation that was not used. The caller keeps the device bound. Any context.
+    /// Puts back a translation that was not used. The caller keeps the device bound. Any context.
     fn put_back(&self, translation: Arc<Translation>) {
         let (back, hold_off) = {
             let mut spares = self.spares.lock();
@@ -297,7 +296,7 @@ impl ReserveInner {
         }
     }
 
-    /// Returns a translation that has ended. May sleep only if the reserve is closed.
+    /// Puts back a translation that has ended. May sleep only if the reserve is closed.
     pub(super) fn give_back(&self, translation: Arc<Translation>) {
         let back = self.spares.lock().put(translation);
         if let Some(translation) = back {
@@ -306,7 +305,7 @@ impl ReserveInner {
         }
     }
 
-    /// Closes the reserve: no region can be made, and unused translations are freed. The caller
+    /// Closes the reserve, so that no region can be made, and frees unused translations. The caller
     /// keeps the device bound. May sleep.
     pub(super) fn close(&self) {
         let ring = {
@@ -321,8 +320,8 @@ impl ReserveInner {
         self.free_range();
     }
 
-    /// Frees the NLAs if the reserve is closed and unused. Conditions as for
-    /// [`ReserveInner::close`].
+    /// Frees the NLAs if the reserve is closed and unused. The caller keeps the device bound. May
+    /// sleep.
     fn free_range(&self) {
         let hold_off = self.spares.lock().take_node();
         if let Some(hold_off) = hold_off {

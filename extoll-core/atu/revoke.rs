@@ -3,8 +3,9 @@
 //! Ending of regions: in batches with one wait for the NIC, asynchronously by a work item, and
 //! after quarantine.
 //!
-//! Lists are under the spinlock `revoke_lists`, which disables interrupts. Adding a translation to
-//! one needs no memory and works in any context. The work items `reaper` and `retry` may sleep.
+//! The spinlock `revoke_lists`, which disables interrupts, protects the lists. Adding a translation
+//! to a list needs no memory and works in any context. The work items `reaper` and `retry` may
+//! sleep.
 
 use super::{translation::Translation, Atu, Region};
 use kernel::{
@@ -19,19 +20,18 @@ use protocol::nic::translation::{Next, Why};
 /// Pause between two requests to the NIC about regions in quarantine, in milliseconds.
 const RETRY_MS: u32 = 2000;
 
-/// Callback for the end of a region ([`Region::revoke_async`]). A module with its own client drops
-/// a [`kernel_ext::work::FlushOnDrop`] last, because a work item may run the client's code and drop
-/// the client.
+/// Callback for the end of a region ([`Region::revoke_async`]). A work item may run and drop the
+/// client, so a module with its own client drops a [`kernel_ext::work::FlushOnDrop`] last.
 pub trait RevokeClient: Send + Sync {
     /// Reports that the memory was freed. `ETIMEDOUT`: the NIC did not answer in time, and memory
-    /// and NLAs stay reserved until it does. Called once, in any context, possibly before
+    /// and NLAs stay reserved until the NIC answers. Called once, in any context, possibly before
     /// [`Region::revoke_async`] returns. Must not sleep.
     fn revoked(&self, result: Result);
 }
 
 /// Translations that the unit's work items end.
 pub(super) struct RevokeLists {
-    /// Translations that are revoked, or will be by the reaper.
+    /// Translations that were revoked or that the reaper must revoke.
     revoked: List<Translation>,
     /// Translations about which the NIC has not answered.
     quarantined: List<Translation>,
@@ -48,11 +48,12 @@ impl RevokeLists {
 
 impl Atu {
     /// Maximum number of pages whose entries are zeroed in the context that drops a region: 128
-    /// MiB, which takes a fraction of a millisecond. The work item zeroes larger regions.
+    /// MiB, which takes a fraction of a millisecond. A work item zeroes the entries of larger
+    /// regions.
     pub(super) const MAX_INLINE_PAGES: u64 = 1 << 15;
 
-    /// Ends regions with one wait for the NIC. Afterwards, the regions are dead and can only be
-    /// dropped. May sleep, up to about a second.
+    /// Ends regions with one wait for the NIC. Afterwards the regions can only be dropped. May
+    /// sleep, up to about a second.
     ///
     /// # Errors
     ///
@@ -81,7 +82,7 @@ impl Atu {
         let mut result = Ok(());
         for region in regions() {
             let (translation, generation) = region.translation();
-            // The answer counts only for regions of this NIC.
+            // The answer is valid only for regions of this NIC.
             let answer = answer.filter(|_| core::ptr::eq(&*translation.atu, self));
             if !translation.conclude(generation, answer) {
                 result = Err(ETIMEDOUT);
@@ -92,19 +93,19 @@ impl Atu {
 
     /// Queues a translation for the reaper. Any context.
     pub(super) fn leave_to_worker(self: &Arc<Self>, translation: &Arc<Translation>) {
-        // A translation that is already in a list is checked for this by the work item that removes
-        // it.
+        // If the translation is already in a list, the work item that removes it checks its state
+        // again.
         if let Ok(item) = ListArc::try_from_arc(translation.clone()) {
             self.revoke_lists.lock().revoked.push_back(item);
         }
-        // It may be queued already.
+        // The work item may already be queued.
         let _ = work::enqueue::<_, 0>(self.clone());
     }
 
     /// Queues a translation in quarantine for the next poll. Any context.
     pub(super) fn keep_in_quarantine(self: &Arc<Self>, translation: &Arc<Translation>) {
-        // A translation that is already in a list is checked for this by the work item that removes
-        // it.
+        // If the translation is already in a list, the work item that removes it checks its state
+        // again.
         if let Ok(item) = ListArc::try_from_arc(translation.clone()) {
             self.revoke_lists.lock().quarantined.push_back(item);
             self.retry_later();
@@ -116,7 +117,7 @@ impl Atu {
         let _ = work::enqueue_delayed::<_, 1>(self.clone(), delay);
     }
 
-    /// Puts a translation that has not ended back into the list for its state.
+    /// Returns a translation that has not ended to the list for its state.
     fn requeue(self: &Arc<Self>, item: ListArc<Translation>) {
         let is_kept = |t: &Translation| matches!(t.next(t.generation()), Next::CheckTicket(_));
         if is_kept(&item) {
@@ -124,8 +125,8 @@ impl Atu {
             self.retry_later();
             return;
         }
-        // From here on, another CPU can add the translation to a list. A CPU that failed to add it
-        // before has recorded that in the translation's state.
+        // After this line, another CPU can add the translation to a list. A CPU that failed to add
+        // it before has recorded the reason in the translation's state.
         let translation = item.into_arc();
         if is_kept(&translation) {
             self.keep_in_quarantine(&translation);
@@ -145,7 +146,7 @@ impl Atu {
         }
         let mut all = List::new();
         while let Some(item) = batch.pop_front() {
-            // That end may be complete by now, and the entries may belong to a new region.
+            // The deferred end may be complete by now, and the entries may belong to a new region.
             if let Some((generation, _)) = item.deferred() {
                 item.begin(generation);
             }
@@ -168,8 +169,8 @@ impl Atu {
             return;
         }
         let mut requested = None;
-        // Later answers wait for the next poll, because earlier writes of the NIC may not have
-        // arrived.
+        // Answers that arrive after this line wait for the next poll, because writes of the NIC
+        // before such an answer may not have arrived.
         let answered = self.commands.answered(&self.ctx);
         self.ctx.wait_for_writes();
         while let Some(item) = batch.pop_front() {
@@ -179,7 +180,8 @@ impl Atu {
                 if answered.answers(ticket) {
                     translation.forgotten(generation, Why::Answered);
                 } else {
-                    // The first answer may be lost, so an answer to a later request counts, too.
+                    // The first answer may be lost, so an answer to a later request is accepted as
+                    // well.
                     let next = *requested.get_or_insert_with(|| self.commands.request(&self.ctx));
                     translation.asked_again(generation, next);
                 }
