@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! PCIe backdoor of other nodes' NICs: sends packets, mainly configuration cycles, to the device
-//! behind a NIC in root-port mode, by registers of that NIC (HW §14, [`crate::rra`]).
+//! PCIe backdoor of other nodes' NICs. Registers of a NIC in root-port mode send packets, mainly
+//! configuration cycles, to the device behind that NIC (HW §14, [`crate::rra`]).
 //!
-//! A backdoor is a sequence of registers without protection: two concurrent users would receive
-//! each other's answers. A [`Transaction`] has exclusive use of it, among all users of this NIC. It
-//! has a deadline. It is either [finished](Transaction::finish) or undone by its drop: registers
-//! that were [set](Transaction::set) get their old values back, and late packets are discarded
-//! before the next transaction begins. A packet that was sent cannot be recalled.
+//! A backdoor is a set of registers without protection: two concurrent users would receive each
+//! other's answers. A [`Transaction`] therefore excludes all other users of this NIC. It has a
+//! deadline. Unless it is [finished](Transaction::finish), its drop undoes it: registers that were
+//! [set](Transaction::set) get their old values back, and late packets are discarded before the
+//! next transaction begins. A packet that was sent cannot be recalled.
 //!
-//! Users of other NICs and hosts are not excluded. The lender of a device leases it to one borrower
-//! only.
+//! Users on other NICs and hosts are not excluded. The lender of a device leases the device to only
+//! one borrower.
 //!
 //! The table of backdoors is under a spinlock that disables interrupts. The [`Wait`] of a call
 //! determines whether it sleeps or spins.
@@ -40,27 +40,27 @@ use wire::{
 
 pub use wire::tlp::Bdf;
 
-/// Maximum number of backdoors that are in use, or must be emptied before use.
+/// Maximum number of backdoors that are in use or must be emptied before use.
 const NODES: usize = 64;
 /// Maximum number of registers that a transaction can restore.
 const MAX_UNDO: usize = 8;
-/// Time for undoing a transaction, in microseconds.
+/// Time limit for undoing a transaction, in microseconds.
 const UNDO_US: u32 = 1000;
 /// Maximum number of packets that undone transactions can leave in the FIFO.
 const MAX_LEFT: usize = 4;
-/// Time limit in milliseconds for a device to complete a request: the maximum of PCIe by default. A
+/// Time limit in milliseconds for a device to complete a request, by default the maximum of PCIe. A
 /// late completion cannot be distinguished from that of the next request.
 const LATE_MS: u64 = 60;
 
 /// Reason why a transaction failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BackdoorError {
-    /// The backdoor is in use; or its device may still answer an abandoned request (for 60 ms); or
-    /// 64 other backdoors are in one of these states. It did not change before the deadline.
+    /// Before the deadline, the backdoor was in use, or its device could still answer an abandoned
+    /// request (for 60 ms), or 64 other backdoors were in one of these states.
     Busy,
     /// A register of the node could not be accessed.
     Register(RraError),
-    /// Time-out: the device did not complete the request before the deadline.
+    /// The device did not complete the request before the deadline.
     TimedOut,
     /// The received data are not a valid packet, or not the completion of the request.
     Garbled,
@@ -96,7 +96,7 @@ impl From<BackdoorError> for Error {
 pub struct Backdoors {
     ctx: Arc<Context>,
     rra: Arc<Rra>,
-    /// Origin of times, which are in milliseconds.
+    /// Origin of the times in `slots`, which are in milliseconds.
     epoch: Instant<Monotonic>,
     #[pin]
     slots: SpinLockIrq<BackdoorSlots<NODES>>,
@@ -111,7 +111,7 @@ impl Backdoors {
                 ctx,
                 rra,
                 epoch: Instant::now(),
-                // Plus 1, because fractions of a millisecond are not counted.
+                // One millisecond is added, because fractions of a millisecond are not counted.
                 slots <- new_spinlock_irq!(BackdoorSlots::new(LATE_MS + 1), "extoll_backdoors"),
             }),
             GFP_KERNEL,
@@ -123,11 +123,11 @@ impl Backdoors {
     }
 
     /// Begins a transaction with the backdoor of `node`. The transaction must end within the time
-    /// of `wait`; undoing has another millisecond. Context: that of `wait`.
+    /// of `wait`. Undoing it may take another millisecond. Context: that of `wait`.
     ///
     /// # Errors
     ///
-    /// `Busy`; errors of emptying a FIFO after an earlier transaction.
+    /// `Busy`, and the errors of emptying the FIFO after an earlier transaction.
     pub fn begin(&self, node: NodeId, wait: Wait) -> Result<Transaction<'_>, BackdoorError> {
         let mut until = Deadline::new(wait);
         let dirty = loop {
@@ -155,8 +155,8 @@ impl Backdoors {
         Ok(transaction)
     }
 
-    /// Routes completions of the node's device to the backdoor's FIFO, which is not the default
-    /// after a reset. Context: that of `wait`.
+    /// Routes completions of the node's device to the FIFO of the backdoor. After a reset they are
+    /// routed elsewhere. Context: that of `wait`.
     ///
     /// # Errors
     ///
@@ -192,8 +192,8 @@ impl Backdoors {
         })
     }
 
-    /// Writes 1, 2 or 4 bytes of configuration space of a function at `node`, and waits until that
-    /// is done. Context and duration as for [`Backdoors::try_config_read`].
+    /// Writes 1, 2 or 4 bytes of configuration space of a function at `node`, and waits until the
+    /// device has completed the write. Context and duration as for [`Backdoors::try_config_read`].
     ///
     /// # Errors
     ///
@@ -258,7 +258,7 @@ impl Backdoors {
     }
 }
 
-/// Exclusive use of a backdoor. The drop undoes the transaction unless it was
+/// Exclusive use of a backdoor. Drop undoes the transaction unless it was
 /// [finished](Transaction::finish). Each method, and the drop, runs in the context of the
 /// transaction's [`Wait`].
 pub struct Transaction<'a> {
@@ -294,7 +294,7 @@ impl Transaction<'_> {
         Ok(request.result?)
     }
 
-    /// Writes a register of the node. Undoing does not restore it.
+    /// Writes a register of the node. Undoing the transaction does not restore the old value.
     ///
     /// # Errors
     ///
@@ -303,8 +303,8 @@ impl Transaction<'_> {
         self.batch(&mut [Request::write(self.node, offset, value)])
     }
 
-    /// Writes a register of the node. Undoing restores up to eight registers. Not for registers
-    /// with read side effects.
+    /// Writes a register of the node. Undoing the transaction restores the old values of up to
+    /// eight registers. Must not be used for registers with read side effects.
     ///
     /// # Errors
     ///
@@ -332,13 +332,13 @@ impl Transaction<'_> {
         self.batch(requests.get_mut(..count).unwrap_or_default())
     }
 
-    /// Sends a packet with requester 0 and tag 0 ([`backdoor::REQUESTER`], [`backdoor::TAG`]), and
-    /// returns its completion, which has up to one dword.
+    /// Sends a packet with requester 0 and tag 0 ([`backdoor::REQUESTER`], [`backdoor::TAG`]).
+    /// Returns its completion, which contains up to one dword.
     ///
     /// # Errors
     ///
-    /// `Invalid` for an invalid packet; `Register`, `TimedOut`, `Garbled`: the caller must not
-    /// finish the transaction then.
+    /// `Invalid` for an invalid packet. After `Register`, `TimedOut` or `Garbled` the caller must
+    /// not finish the transaction.
     pub fn exchange(&mut self, tlp: &Tlp, payload: &[u8]) -> Result<Completion, BackdoorError> {
         self.send(tlp, payload)?;
         let mut came = [0; words::MAX];
@@ -349,7 +349,7 @@ impl Transaction<'_> {
         Ok(answer)
     }
 
-    /// Waits for a packet and reads it; returns its number of quadwords.
+    /// Waits for a packet and reads it. Returns the number of its quadwords.
     fn fetch(&mut self, to: &mut [u64; words::MAX]) -> Result<usize, BackdoorError> {
         loop {
             match backdoor::info(self.read(pcie::PCIE_TO_HTOC_BACKDOOR_INFO)?) {
@@ -375,8 +375,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Empties the FIFO of packets, and of the remainder of a packet whose reading was interrupted,
-    /// for which the FIFO reports no length.
+    /// Empties the FIFO. If the reading of a packet was interrupted, also discards the remainder of
+    /// that packet, for which the FIFO reports no length.
     fn empty(&mut self) -> Result<(), BackdoorError> {
         let mut rest = [0; words::MAX];
         for _ in 0..MAX_LEFT {
@@ -402,7 +402,7 @@ impl Drop for Transaction<'_> {
             self.until.extend(UNDO_US);
             let undo = core::mem::take(&mut self.undo);
             for (offset, value) in undo.into_iter().rev().flatten() {
-                // An error is visible only in the counter of failed accesses.
+                // The error is only counted, as a failed access.
                 let _ = self.write(offset, value);
             }
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Auxiliary devices "extoll.NAME" of each NIC, by which modules above get its [`Nic`]. Process
-//! context.
+//! Auxiliary devices "extoll.NAME" of each NIC. Modules above bind to them to get the NIC's
+//! [`Nic`]. Process context.
 
 use crate::{nic::Nic, stats::Reason};
 use core::ops::Deref;
@@ -17,7 +17,7 @@ use kernel::{
     types::CovariantForLt,
 };
 
-/// Name of the module that registers the devices; first part of the match.
+/// Name of the module that registers the devices; first part of the match string.
 pub const MODULE: &CStr = c"extoll";
 /// The network driver (exn.ko).
 pub const EXN: &CStr = c"exn";
@@ -29,10 +29,10 @@ pub const AF_EXTL: &CStr = c"af_extl";
 pub const EXLND: &CStr = c"exlnd";
 /// PCI devices of other nodes (vpci.ko).
 pub const VPCI: &CStr = c"vpci";
-/// Names of all devices, in the order in which they are registered; second part of the match.
+/// Names of all devices in the order of their registration; second part of the match string.
 pub const NAMES: [&CStr; 5] = [EXN, RAW, AF_EXTL, EXLND, VPCI];
 
-/// Time for which unbinding waits for handles, in milliseconds.
+/// Time in milliseconds for which unbinding waits until all handles are dropped.
 const PATIENCE_MS: i64 = 5000;
 
 /// Type of the registration data.
@@ -40,10 +40,10 @@ pub(crate) type Data = CovariantForLt!(Arc<Nic>);
 
 /// Handle of a NIC for a module above.
 ///
-/// A module may keep handles in any number of objects. When its `unbind` has returned, all handles
-/// and everything opened on them must be dropped. Unbinding the NIC waits five seconds for that,
-/// then reports the number of remaining handles (reason 42) and continues. Remaining handles are
-/// useless: they cannot access registers, and operations fail with `Down` or `ENODEV`.
+/// A module may keep handles in any number of objects. When its `unbind` returns, it must have
+/// dropped all handles and everything opened on them. Unbinding the NIC waits up to five seconds
+/// for that, then reports the number of remaining handles (reason 42) and continues. With a
+/// remaining handle, registers cannot be accessed, and operations fail with `Down` or `ENODEV`.
 ///
 /// Dropping a handle may free the NIC, and may sleep.
 pub struct Handle(Arc<Nic>);
@@ -84,12 +84,12 @@ pub fn nic(device: &auxiliary::Device<Bound>) -> Result<Handle> {
     Ok(Handle::new(&*device.registration_data::<Data>()?))
 }
 
-/// Opens a port with `attempt`, and retries after `EBUSY` for a second, because commands of the
-/// VPID's last owner may be pending for a moment. Sleeps.
+/// Opens a port by calling `attempt`, and retries for a second after `EBUSY`, because commands of
+/// the VPID's last owner may be pending for a moment. Sleeps.
 ///
 /// # Errors
 ///
-/// Errors of `attempt`.
+/// The errors of `attempt`.
 pub fn patiently<R>(mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
     for _ in 0..20 {
         match attempt() {
@@ -100,7 +100,7 @@ pub fn patiently<R>(mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
     attempt()
 }
 
-/// Waits until the modules above, which are unbound, have dropped their handles. May sleep.
+/// Waits until the modules above, which were unbound, have dropped their handles. May sleep.
 pub(crate) fn wait_for_handles(nic: &Nic) {
     let start = Instant::<Monotonic>::now();
     loop {

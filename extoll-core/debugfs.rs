@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! debugfs directory of a NIC, `extoll-<PCI name>/` (docs/driver.md). Process context; takes the
-//! locks of the units that are shown.
+//! debugfs directory of a NIC, `extoll-<PCI name>/` (docs/driver.md). Process context. Acquires the
+//! locks of the units whose state is shown.
 
 use crate::{nic::Nic, rf, stats::Reason, vpid::Open};
 use kernel::{fmt, prelude::*, str::CString, sync::Arc, ModuleMetadata};
@@ -11,10 +11,10 @@ use wire::{
     snq::{TriggerEvent, TriggerMask},
 };
 
-/// Directory with its files, removed by drop.
+/// Directory with the files of a NIC. Drop removes it.
 pub(crate) type Files = Dir<Nic>;
 
-/// Makes the files of a NIC, which keep module `M` loaded while open. May sleep.
+/// Makes the files of a NIC. An open file keeps module `M` loaded. May sleep.
 pub(crate) fn files<M: ModuleMetadata + 'static>(nic: &Arc<Nic>) -> Result<Files> {
     let name = CString::try_from_fmt(fmt!("extoll-{}", nic.device().name()))?;
     let mut dir = Dir::new::<M>(

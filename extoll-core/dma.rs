@@ -20,7 +20,7 @@ use kernel_ext::{
 };
 use wire::ids::BusAddr;
 
-/// Coherent memory as little-endian quadwords, which device and CPU may change at any time.
+/// Coherent memory as little-endian quadwords. The device and CPUs may change it at any time.
 pub struct DmaWords {
     memory: Coherent<[u64]>,
     words: usize,
@@ -28,7 +28,8 @@ pub struct DmaWords {
 }
 
 impl DmaWords {
-    /// Allocates zeroed memory, contiguous for the device and at least page-aligned. May sleep.
+    /// Allocates zeroed memory that is contiguous for the device and at least page-aligned. May
+    /// sleep.
     ///
     /// # Errors
     ///
@@ -38,11 +39,12 @@ impl DmaWords {
         Self::with_flags(dev, words, GFP_KERNEL)
     }
 
-    /// Like [`DmaWords::new`], charged to the memory control group of the calling process.
+    /// Allocates memory like [`DmaWords::new`], charged to the memory control group of the calling
+    /// process.
     ///
     /// # Errors
     ///
-    /// Same as for [`DmaWords::new`].
+    /// The errors of [`DmaWords::new`].
     pub(crate) fn accounted(dev: &device::Device<Bound>, words: usize) -> Result<Self> {
         Self::with_flags(dev, words, GFP_KERNEL_ACCOUNT)
     }
@@ -65,7 +67,7 @@ impl DmaWords {
         core::ptr::eq(&*self.dev, dev)
     }
 
-    /// Returns the bus address.
+    /// Returns the bus address of the first word.
     pub fn address(&self) -> BusAddr {
         BusAddr(self.memory.dma_address())
     }
@@ -75,7 +77,7 @@ impl DmaWords {
         self.words
     }
 
-    /// Reads a word; 0 outside of the memory. Any context.
+    /// Reads a word; returns 0 outside of the memory. Any context.
     #[inline]
     pub fn read(&self, index: usize) -> u64 {
         if index >= self.words {
@@ -87,7 +89,7 @@ impl DmaWords {
         u64::from_le(unsafe { base.add(index).read_volatile() })
     }
 
-    /// Writes a word; ignored outside of the memory. Any context.
+    /// Writes a word; does nothing outside of the memory. Any context.
     #[inline]
     pub fn write(&self, index: usize, value: u64) {
         if index >= self.words {
@@ -99,8 +101,8 @@ impl DmaWords {
         unsafe { base.add(index).write_volatile(value.to_le()) };
     }
 
-    /// Writes half a word, at `index` in units of four bytes, without changing the other half;
-    /// ignored outside of the memory. Any context.
+    /// Writes half a word without changing the other half. `index` counts half words of four bytes.
+    /// Does nothing outside of the memory. Any context.
     #[inline]
     pub fn write_half(&self, index: usize, value: u32) {
         if index / 2 >= self.words {
@@ -129,17 +131,17 @@ unsafe impl Source for DmaWords {
     }
 }
 
-/// Coherent memory as a pool for devices of other nodes, which access it by a target of the SMFU.
-/// Contiguous for the NIC and for the CPU.
+/// Coherent memory as a pool for devices of other nodes, which access it through a target of the
+/// SMFU. It is contiguous for the NIC and for the CPU.
 pub struct PoolWords(Arc<DmaWords>);
 
 impl PoolWords {
-    /// Makes a pool of memory of whole pages.
+    /// Makes a pool from coherent memory of whole pages.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the memory is not whole pages; `EOPNOTSUPP` if an IOMMU made it contiguous for
-    /// the NIC only.
+    /// `EINVAL` if the memory does not consist of whole pages; `EOPNOTSUPP` if an IOMMU made it
+    /// contiguous only for the NIC.
     pub fn new(words: Arc<DmaWords>) -> Result<Self> {
         if words.words() * 8 % BusAddr::PAGE_SIZE as usize != 0 {
             return Err(EINVAL);
@@ -165,7 +167,7 @@ unsafe impl PoolMemory for PoolWords {
     }
 }
 
-/// Proof that the device is bound while this object is reachable. Mappings are made and removed
+/// Proof that the device is bound while this object is reachable. DMA mappings are made and removed
 /// with it.
 ///
 /// # Invariants
@@ -175,7 +177,7 @@ unsafe impl PoolMemory for PoolWords {
 pub(crate) struct BoundDevice(mem::BoundDevice);
 
 impl BoundDevice {
-    /// Begins a binding.
+    /// Makes the first proof for a binding.
     pub(crate) fn new(dev: &device::Device<Bound>) -> Self {
         // SAFETY: by the type invariant.
         Self(unsafe { mem::BoundDevice::new(dev) })

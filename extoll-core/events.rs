@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Decoding of trigger events (HW §6.5): finds which register fields changed, counts these changes,
-//! and logs errors at a limited rate.
+//! Decoding of trigger events (HW §6.5). Finds the register fields that changed, counts these
+//! changes, and logs errors at a limited rate.
 //!
-//! The notification program records registers with each event. Each field of each recorded register
-//! is a sub-cause: its count grows with each report in which the field differs from the last
+//! The notification program records registers with each event. Each field of a recorded register is
+//! a sub-cause. Its count increases with each report in which the field differs from the last
 //! report. For ECC events the program records no ECC register (HW §6.5), so the work item reads all
-//! registers with ECC flags instead.
+//! registers with ECC flags.
 //!
-//! Events are handled in the hard interrupt, with the notification queue locked. A work item does
-//! what may sleep: first values, ECC flags, links.
+//! Events are handled in the hard interrupt, with the notification queue locked. The work item does
+//! everything that may sleep: reading the first values, the ECC flags and the links.
 
 mod registers;
 
@@ -31,7 +31,7 @@ use wire::{
     snq::{TriggerEvent, TriggerMask},
 };
 
-/// Events that are normal when they pass [`Events::handle`]: counted, but not as errors.
+/// Events that occur in normal operation. They are counted, but not as errors.
 const NORMAL: TriggerMask = TriggerMask(0)
     .with(TriggerEvent::PcieCoreLinkStatus)
     .with(TriggerEvent::PcieBridgeRegfileInfo)
@@ -41,26 +41,26 @@ const NORMAL: TriggerMask = TriggerMask(0)
     .with(TriggerEvent::LinkPort)
     .with(TriggerEvent::LinkMacStatus);
 
-/// Events that the driver enables: the vendor's (HW §6.5), links, inports and correctable ECC
-/// errors.
+/// Events that the driver enables: those of the vendor's driver (HW §6.5), links, inports and
+/// correctable ECC errors.
 const ENABLED: TriggerMask = TriggerMask::DEFAULT
     .with(TriggerEvent::EccError)
     .with(TriggerEvent::XbarInport)
     .with(TriggerEvent::LinkPort)
     .with(TriggerEvent::LinkMacStatus);
 
-/// Number of words of an entry that another part follows (HW §6.3).
+/// Number of data words in an entry that is not the last part of its report (HW §6.3).
 const FULL_PART: usize = 7;
 /// Report of a trigger event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report<'a> {
-    /// The event.
+    /// The event that is reported.
     pub(crate) event: TriggerEvent,
-    /// Number of this part of the report, from 0: an entry holds seven words.
+    /// Number of this part of the report, from 0. An entry contains at most seven words.
     pub(crate) part: u8,
     /// Registers that the notification program recorded.
     pub(crate) registers: &'a [RegOffset],
-    /// Their values.
+    /// Values of `registers`.
     pub(crate) words: &'a [u64],
 }
 
@@ -78,12 +78,12 @@ pub(crate) struct Events {
     links: Arc<Links>,
     smfu: Arc<Smfu>,
     registers: Registers,
-    /// Locked while the first values are read.
+    /// Held while the first values are read.
     #[pin]
     first_read: Mutex<()>,
     /// Set if the work item must read the ECC flags.
     ecc: AtomicFlag,
-    /// Enable only the events of the vendor's driver.
+    /// Set if only the events of the vendor's driver are enabled.
     vendor: bool,
     #[pin]
     work: Work<Events>,
@@ -145,7 +145,7 @@ impl Events {
             | TriggerEvent::LinkMacRetrainError => self.schedule(),
             _ => {}
         }
-        // Parts without a change are not logged, if the report has several parts.
+        // In a report of several parts, parts without a change are not logged.
         let full = report.words.len() == FULL_PART;
         let silent = changes.total == 0 && (report.part > 0 || full);
         if NORMAL.contains(report.event) {
@@ -156,7 +156,7 @@ impl Events {
         }
     }
 
-    /// Like [`Events::handle`] for events whose words the dispatcher has evaluated: only counts.
+    /// Counts the changes of an event whose words the dispatcher has already evaluated.
     pub(crate) fn count(&self, report: &Report<'_>) {
         self.registers.compare(report.event, report.values());
     }
@@ -167,7 +167,7 @@ impl Events {
         self.log(report.event, report.part, &changes);
     }
 
-    /// Returns the set of events that the driver enables.
+    /// Returns the events that the driver enables.
     pub(crate) fn wanted(&self) -> TriggerMask {
         if self.vendor {
             TriggerMask::DEFAULT
@@ -176,7 +176,7 @@ impl Events {
         }
     }
 
-    /// Stops polling links if `mask` contains all of their events, otherwise starts it. Any
+    /// Stops polling the links if `mask` contains all of their events, otherwise starts it. Any
     /// context.
     pub(crate) fn allowed(&self, mask: TriggerMask) {
         let notified = [TriggerEvent::LinkPort, TriggerEvent::LinkMacStatus];
@@ -189,7 +189,7 @@ impl Events {
         self.schedule();
     }
 
-    /// Like [`Context::error`] for an error event, with the changed fields.
+    /// Counts, traces and logs an error event like [`Context::error`], with the changed fields.
     fn log(&self, event: TriggerEvent, part: u8, changes: &Changes<'_>) {
         let ctx = &self.ctx;
         ctx.note(Reason::ErrorEvent, u64::from(event.number()));
@@ -222,8 +222,8 @@ impl Events {
         })
     }
 
-    /// Reads the first values of all registers, once, with which later reports are compared.
-    /// Process context.
+    /// Reads the initial values of all registers, with which later reports are compared. Further
+    /// calls do nothing. Process context.
     pub(crate) fn read_first(&self) {
         let _first_read = self.first_read.lock();
         if self.registers.begun.load(Relaxed) {
@@ -248,13 +248,13 @@ impl Events {
         self.links.refresh();
     }
 
-    /// Writes the sub-causes of an event whose count is not 0.
+    /// Writes the sub-causes of an event whose count is not 0 to debugfs.
     pub(crate) fn show(&self, event: TriggerEvent, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.registers.show(event, f)
     }
 
-    /// Cancels the work item and waits for it. The device is retired and no event is handled. May
-    /// sleep.
+    /// Cancels the work item and waits for it. The device is retired, so no further event is
+    /// handled. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
         work::cancel_sync::<Self, 0>(self);
     }

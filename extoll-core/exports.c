@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Exports the Rust symbols of the library crates for modules above; the list is generated. */
+/* Exports Rust symbols of the library crates to modules above. The list is generated. */
 #include <linux/export.h>
 
 #define EXPORT_SYMBOL_RUST_GPL(sym) extern int sym; EXPORT_SYMBOL_GPL(sym)

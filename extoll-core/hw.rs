@@ -31,11 +31,11 @@ pub(crate) struct Hw {
     pub(crate) rf: RegisterFile,
     velo: Window,
     rma: Window,
-    /// Set if fences after descriptors are marked, also by processes.
+    /// Set if each fence after a descriptor is followed by a marker store, also in processes.
     pub(crate) marks: bool,
-    /// Start of the SMFU window: the remote register file that interval 0 points to.
+    /// Start of the SMFU window, i.e. interval 0, which points to a remote register file.
     pub(crate) remote_rf: Remote,
-    /// Locked while the registers with the identity of VELO senders are changed.
+    /// Held while the registers that identify VELO senders are changed.
     pub(crate) velo_sources: Pin<KBox<SpinLock<()>>>,
     /// Addresses of the windows, for the CPU and on the bus.
     pub(crate) windows: Sides,
@@ -44,7 +44,7 @@ pub(crate) struct Hw {
 
 impl Hw {
     /// Maps the register file (uncached) and the requester windows (write-combining; HW §3.1 step
-    /// 2). These are in BAR 0; the remote register file is in BAR 2. Enables marked fences if an
+    /// 2) in BAR 0, and the remote register file in BAR 2. Enables marker stores after fences if an
     /// emulator requests them. May sleep.
     pub(crate) fn map(
         dev: &device::Device<Bound>,

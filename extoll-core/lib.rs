@@ -3,9 +3,9 @@
 //! Base driver for the Extoll Tourmalet NIC: one file per functional unit, with typed handles for
 //! the modules above.
 //!
-//! A module above is an auxiliary driver (see [`child`]). [`child::nic`] returns its [`nic::Nic`],
-//! on which it opens [`velo`] and [`rma`] ports, and accesses registers by [`rra`] and memory of
-//! other nodes by [`smfu`].
+//! A module above is an auxiliary driver (see [`child`]). It gets its [`nic::Nic`] from
+//! [`child::nic`]. On the NIC it opens [`velo`] and [`rma`] ports, accesses registers by [`rra`],
+//! and accesses memory of other nodes by [`smfu`].
 //!
 //! All public functions state the contexts in which they may be called. "Any context" includes hard
 //! interrupts, and "may sleep" means process context.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! State of the seven links and their neighbours (HW §15.4), as last read. Trigger events 17 to 20
+//! State of the seven links and their neighbours (HW §15.4), as read last. Trigger events 17 to 20
 //! cause a new read.
 //!
 //! Registers are read in process context, under a mutex. The state is under a spinlock that
@@ -32,14 +32,14 @@ pub(crate) struct Links {
     monitor: Arc<Monitor>,
     #[pin]
     state: SpinLockIrq<[Link; LINKS]>,
-    /// Locked while the registers are read, so that states are stored in the order of the reads.
+    /// Held while the registers are read, so that states are stored in the order of the reads.
     #[pin]
     reading: Mutex<()>,
     ups: [Atomic<u64>; LINKS],
     downs: [Atomic<u64>; LINKS],
     /// Set after the first read.
     read_once: AtomicFlag,
-    /// Set if no event reports changes.
+    /// Set if links must be polled, because no event reports their changes.
     polled: AtomicFlag,
     #[pin]
     watch: DelayedWork<Links>,
@@ -53,8 +53,8 @@ impl WorkItem for Links {
     type Pointer = Arc<Links>;
 
     fn run(this: Arc<Links>) {
-        // Reads the registers even if no link is up, because modules would wait for the link
-        // forever if its event were lost.
+        // Reads the registers even if no link is up. If the event of a link were lost, modules
+        // would otherwise wait for the link forever.
         if this.polled.load(Relaxed) || !this.any_up() {
             this.refresh();
         }
@@ -89,29 +89,29 @@ impl Links {
         self.polled.store(polled, Relaxed);
     }
 
-    /// Starts the periodic work item, which reads the links while none is up or no event reports
-    /// changes. Any context.
+    /// Starts the periodic work item. It reads the links while none is up, or while no event
+    /// reports changes. Any context.
     pub(crate) fn schedule(self: &Arc<Self>) {
         let delay = kernel::time::msecs_to_jiffies(WATCH_MS);
         let _ = work::enqueue_delayed(self.clone(), delay);
     }
 
-    /// Cancels the work item and waits for it. The device is retired. May sleep.
+    /// Cancels the work item and waits for it. The device must be retired. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
         work::cancel_delayed_sync::<Self, 0>(self);
     }
 
-    /// Returns the links as last read. No register access; any context.
+    /// Returns the state of the links that was read last. No register access; any context.
     pub(crate) fn get(&self) -> [Link; LINKS] {
         *self.state.lock()
     }
 
-    /// Returns whether a link carries packets, as last read. Any context.
+    /// Returns whether a link carried packets when it was read last. Any context.
     pub(crate) fn any_up(&self) -> bool {
         self.state.lock().iter().any(|link| link.up)
     }
 
-    /// Writes the state to debugfs.
+    /// Writes the state of the links to debugfs.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, link) in self.get().iter().enumerate() {
             let count = |list: &[Atomic<u64>; LINKS]| list.get(n).map_or(0, |c| c.load(Relaxed));
@@ -155,9 +155,9 @@ impl Links {
         })
     }
 
-    /// Reads all links, and notifies subscribers of changes. Except at the first read, changes are
-    /// also counted, logged and sent to user space. Earlier subscribers assume that all links are
-    /// down. Process context.
+    /// Reads all links, and notifies subscribers of changes. The first read notifies only
+    /// subscribers, which assume that all links are down. Later reads also count and log changes
+    /// and send them to user space. Process context.
     pub(crate) fn refresh(&self) {
         let _reading = self.reading.lock();
         let first = !self.read_once.load(Relaxed);

@@ -88,31 +88,32 @@ struct Extoll {
     _history: HistoryOwner,
     _overrides: Overrides,
     _files: Option<Dir<ProbeErrors>>,
-    /// Owner of the work queues. Dropped last, because the other objects queue work.
+    /// Owner of the work queues. Dropped last, because the other objects queue work on them.
     _work: work::Owner,
 }
 
-/// Size of VELO mailbox slots: 1 for 64 bytes, 0 for 128.
+/// Selects the size of VELO mailbox slots: 1 for 64 bytes, 0 for 128 bytes.
 static VELO_SLOTS_64: Tunable = Tunable::new("extoll.velo_slots_64", 0);
-/// Maximum number of global address tables, which are allocated on demand (2 MiB each).
+/// Maximum number of global address tables. Each has 2 MiB and is allocated on demand.
 static ATU_GATS: Tunable = Tunable::new("extoll.atu_gats", GATS as i64);
-/// Largest hardware page that the ATU is programmed with, in KiB (HW §11.1).
+/// Size in KiB of the largest hardware pages that the ATU uses (HW §11.1).
 static ATU_PAGE_KIB: Tunable = Tunable::new("extoll.atu_page_kib", 4);
-/// Memory that the SMFU exports to other nodes, in KiB; 0 exports none.
+/// Size in KiB of the memory that the SMFU exports to other nodes; 0 exports none.
 static SMFU_TARGET_KIB: Tunable = Tunable::new("extoll.smfu_target_kib", 4096);
-/// Time in ms for which memory is kept that a process may have named by bus address.
+/// Time in ms for which freed memory is kept if a process may have named it by bus address.
 static PROCESS_QUARANTINE_MS: Tunable = Tunable::new("extoll.process_quarantine_ms", 60_000);
-/// Maximum number of interrupts per second of a process's port; 0 for no limit.
+/// Maximum number of interrupts per second of a port of a process; 0 sets no limit.
 static USER_INTERRUPTS: Tunable = Tunable::new("extoll.user_interrupts", 20_000);
-/// Interval in ms in which at most four lines per reason are logged.
+/// Interval in ms in which at most four lines are logged for each reason.
 static LOG_INTERVAL_MS: Tunable = Tunable::new("extoll.log_interval_ms", 10_000);
-/// 1 enables only the events that the vendor's driver enables; links are polled once a second then.
+/// 1 enables only the events that the vendor's driver enables. The links are then polled once a
+/// second.
 static VENDOR_EVENTS: Tunable = Tunable::new("extoll.vendor_events", 0);
-/// Maximum number of interrupts per second that writes of other nodes cause before their targets
-/// are closed; 0 for no limit.
+/// Maximum number of interrupts per second that writes of other nodes may cause. Above it, their
+/// targets are closed for a second. 0 sets no limit.
 static MESSAGE_INTERRUPTS: Tunable = Tunable::new("extoll.message_interrupts", 100_000);
 
-/// Reads the overrides of all tunables of this module. May sleep.
+/// Reads the user's overrides of all tunables of this module. May sleep.
 fn load_tunables() {
     let all = [
         &VELO_SLOTS_64,
@@ -128,7 +129,7 @@ fn load_tunables() {
     all.into_iter().for_each(Tunable::load);
 }
 
-/// Returns all parameters and tunables that have a range.
+/// Returns all parameters and tunables that have a permitted range.
 fn parameters() -> [Param; 16] {
     use module_parameters as m;
     let any = u32::MAX.into();
@@ -167,7 +168,7 @@ fn parameters() -> [Param; 16] {
     ]
 }
 
-/// Checks that the administrator may set `compat_unsafe`, which gives processes all memory.
+/// Checks whether `compat_unsafe`, which lets processes access all memory, is permitted.
 ///
 /// # Errors
 ///
@@ -182,9 +183,9 @@ fn admit() -> Result {
 
 /// Sizes of the ATU's hardware pages in KiB (HW §11.1).
 const PAGE_KIB: [i64; 5] = [4, 8, 64, 2048, 1 << 20];
-/// Maximum quarantine time: ten minutes.
+/// Maximum quarantine time in ms: ten minutes.
 const QUARANTINE_MAX_MS: i64 = 600_000;
-/// Maximum log interval: one day.
+/// Maximum log interval in ms: one day.
 const LOG_INTERVAL_MAX_MS: i64 = 86_400_000;
 const SLOW_MAX: i64 = 100;
 
@@ -196,7 +197,8 @@ fn show_tunables(_: &ProbeErrors, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Overrides::show(f)
 }
 
-/// Puts overrides on the list and takes those of this module. NICs that are bound later use them.
+/// Stores overrides of tunables and applies those of this module. NICs that are bound later use
+/// them.
 fn set_tunables(_: &ProbeErrors, text: &str) -> Result {
     Overrides::set(text)?;
     load_tunables();

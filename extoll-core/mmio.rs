@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Mappings of BAR 0: the register file (uncached) and the requester windows (write-combining); and
-//! mappings of parts of BAR 2.
+//! Mappings of BAR 0, i.e. the register file (uncached) and the requester windows
+//! (write-combining), and mappings of parts of BAR 2.
 //!
-//! `kernel::pci::Bar` maps a whole BAR with one attribute, but this NIC needs two attributes in one
-//! BAR (HW §1.2). All accesses are single, aligned and 64 bits wide (HW §0). Accesses work in any
-//! context and take no locks; mapping may sleep.
+//! `kernel::pci::Bar` maps a whole BAR with one attribute, but this NIC needs two attributes in BAR
+//! 0 (HW §1.2). All accesses are single, aligned and 64 bits wide (HW §0). Accesses work in any
+//! context and without locks. Mapping may sleep.
 
 #![allow(unsafe_code)]
 
@@ -17,8 +17,8 @@ use kernel_ext::{
 };
 use wire::{ids::RegOffset, wcbuf::MARK};
 
-/// Pages of a BAR for mappings of processes. The owner of the BAR must revoke the mappings before
-/// it releases the BAR.
+/// Pages of a BAR that processes can map. The owner of the BAR must revoke the mappings before it
+/// releases the BAR.
 struct Pages {
     phys: u64,
     pages: usize,
@@ -33,12 +33,12 @@ unsafe impl Source for Pages {
     }
 }
 
-/// Returns `pages` pages from `offset` in a window of `size` bytes at physical address `phys`,
-/// charged to the calling process. May sleep.
+/// Returns `pages` pages from byte `offset` of a window on. The window has `size` bytes and begins
+/// at physical address `phys`. The object is charged to the calling process. May sleep.
 ///
 /// # Errors
 ///
-/// `EINVAL` if they are outside of the window, `ENOMEM`.
+/// `EINVAL` if the pages are outside of the window; `ENOMEM`.
 pub(crate) fn pages(
     phys: u64,
     size: u64,
@@ -54,7 +54,7 @@ pub(crate) fn pages(
     Ok(Arc::new(Pages { phys, pages, cache }, GFP_KERNEL_ACCOUNT)?)
 }
 
-/// Mapped physical range, unmapped by drop.
+/// Mapped physical address range. Drop unmaps it.
 struct Mapping {
     base: NonNull<u8>,
     size: usize,
@@ -110,8 +110,8 @@ impl RegisterFile {
         Some(unsafe { self.0.base.as_ptr().add(reg.get() as usize) }.cast())
     }
 
-    /// Reads a register. An offset outside of the register file reads as 0; a removed device reads
-    /// as all ones. Any context.
+    /// Reads a register. Returns 0 for an offset outside of the register file, and all ones if the
+    /// device was removed. Any context.
     #[inline]
     pub(crate) fn read(&self, reg: RegOffset) -> u64 {
         match self.address(reg) {
@@ -121,7 +121,7 @@ impl RegisterFile {
         }
     }
 
-    /// Writes a register; ignores an offset outside of the register file. Any context.
+    /// Writes a register. Does nothing for an offset outside of the register file. Any context.
     #[inline]
     pub(crate) fn write(&self, reg: RegOffset, value: u64) {
         if let Some(p) = self.address(reg) {
@@ -130,7 +130,7 @@ impl RegisterFile {
         }
     }
 
-    /// Reads, changes and writes back a register. Not atomic.
+    /// Reads a register and writes the value that `f` returns. Not atomic.
     pub(crate) fn update(&self, reg: RegOffset, f: impl FnOnce(u64) -> u64) {
         self.write(reg, f(self.read(reg)));
     }
@@ -139,7 +139,7 @@ impl RegisterFile {
 /// Window of requester pages, mapped write-combining.
 pub(crate) struct Window {
     mapping: Mapping,
-    /// Mark fences, see [`Window::mark_fences`].
+    /// Set if a marker store follows each fence; see [`Window::mark_fences`].
     mark: bool,
 }
 
@@ -165,20 +165,20 @@ impl Window {
         })
     }
 
-    /// Makes a store at [`MARK`] follow each fence. Only for an emulator that requests it, because
-    /// the effect of such a store on a chip is unknown.
+    /// Makes a store at [`MARK`] follow each fence. Used only for an emulator that requests it,
+    /// because the effect of such a store on a chip is unknown.
     pub(crate) fn mark_fences(&mut self) {
         self.mark = true;
     }
 
-    /// Stores a packet in ascending order from offset 0 of the page at `offset` on, followed by a
-    /// store fence (HW §9.1, G8). Earlier stores to memory, to which the packet refers, become
-    /// visible first. Ignores pages outside of the window and packets longer than a page. Any
+    /// Stores the words of a packet in ascending order to the page at `offset`, followed by a store
+    /// fence (HW §9.1, G8). Earlier stores to memory, to which the packet refers, become visible
+    /// first. Does nothing for a page outside of the window or a packet longer than a page. Any
     /// context.
     #[inline]
     pub(crate) fn push(&self, offset: u32, words: &[u64]) {
-        // CPUs may reorder write-combining stores with earlier stores to memory. This includes x86,
-        // where `dma_wmb()` is no instruction.
+        // CPUs may reorder write-combining stores with earlier stores to memory. This includes x86
+        // CPUs, for which `dma_wmb()` emits no instruction.
         kernel_ext::barrier::wmb();
         self.store_from(offset, 0, words);
     }
@@ -190,9 +190,9 @@ impl Window {
         self.store_from(offset, index, &[word]);
     }
 
-    /// Fences the stores to the VPID of the page at `offset`. After
-    /// [`kernel_ext::barrier::wmb_everywhere`], all stores of other CPUs to its pages have left the
-    /// CPUs. Context and limits as for [`Window::push`].
+    /// Fences the stores to the page at `offset`. After [`kernel_ext::barrier::wmb_everywhere`],
+    /// all stores of other CPUs to the page have left the CPUs as well. Context and limits as for
+    /// [`Window::push`].
     pub(crate) fn fence(&self, offset: u32) {
         self.store_from(offset, 0, &[]);
     }
@@ -227,7 +227,7 @@ impl Window {
 /// Mapped part of the SMFU window: memory of another node.
 pub struct Remote(Mapping);
 
-/// Types of single accesses to remote memory.
+/// Types with which remote memory can be accessed in a single access.
 pub trait Word: Copy + PartialEq {
     /// All bits set: the result of a failed load.
     const ONES: Self;
@@ -270,7 +270,8 @@ word! {
 }
 
 impl Remote {
-    /// Maps `bytes` at physical address `phys`, write-combining or uncached. May sleep.
+    /// Maps `bytes` bytes at physical address `phys`, write-combining if `combine` is set,
+    /// otherwise uncached. May sleep.
     ///
     /// # Errors
     ///
@@ -287,7 +288,8 @@ impl Remote {
         Ok(Self(Mapping::new(base, bytes)?))
     }
 
-    /// Returns the address of `bytes` bytes, a power of two, if they are mapped and aligned.
+    /// Returns the address of `bytes` bytes at `offset`, if they are mapped and aligned. `bytes` is
+    /// a power of two.
     fn at(&self, offset: usize, bytes: usize) -> Option<*mut c_void> {
         if offset & bytes.wrapping_sub(1) != 0 || offset.checked_add(bytes)? > self.0.size {
             return None;

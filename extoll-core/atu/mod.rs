@@ -3,16 +3,16 @@
 //! Address translation unit (ATU, HW §11): registers memory, so that RMA commands can name it by
 //! network logical address (NLA).
 //!
-//! Making a [`Region`] takes these steps: pin or reference the pages, map them for DMA, allocate an
-//! NLA range and its tables, write the entries. Its end reverses them, after the NIC has confirmed
-//! that it dropped the translations. Without that confirmation, memory and NLAs stay reserved. The
-//! state machine that orders these steps is [`protocol::nic::translation`].
+//! A [`Region`] is made in these steps: pin or reference the pages, map them for DMA, allocate an
+//! NLA range and its tables, write the entries. Its end reverses the steps after the NIC has
+//! confirmed that it dropped the translations. Without that confirmation, memory and NLAs stay
+//! reserved (quarantine). The state machine [`protocol::nic::translation`] orders these steps.
 //!
 //! Locks: the mutex `tables` (allocation of NLAs and tables, process context) and three spinlocks
-//! that disable interrupts: `registry`, `revoke_lists` and the one of the command interface.
-//! Regions can be dropped in any context; making one from a [`Reserve`] is possible in any context,
-//! too. Two work items end regions: `reaper` ends regions that were dropped, `retry` polls for late
-//! answers about regions in quarantine.
+//! that disable interrupts: `registry`, `revoke_lists` and that of the command interface. Regions
+//! can be dropped in any context. They can also be made in any context from a [`Reserve`]. Two work
+//! items end regions: `reaper` ends regions that were dropped, `retry` polls for late answers about
+//! regions in quarantine.
 //!
 //! ```
 //! use extoll_core::{atu::{Access, Region}, nic::Nic};
@@ -87,10 +87,10 @@ pub(crate) struct Settings {
 struct Gauges {
     /// Number of translations and reserves of each VPID.
     uses: [Atomic<u32>; Vpid::COUNT as usize],
-    /// Number of [`registry::BoundHold`]s, for which unbinding waits: translations, and attempts to
-    /// make one.
+    /// Number of [`registry::BoundHold`]s: translations, and attempts to make one. Unbinding waits
+    /// until it is 0.
     bound: Atomic<u32>,
-    /// Number of translations that are ending, without the quarantined ones.
+    /// Number of translations that are ending, except those in quarantine.
     ending: Atomic<u32>,
     quarantined: Atomic<u32>,
     /// Number of pages in all translations.
@@ -99,7 +99,7 @@ struct Gauges {
     hw_pages: [Atomic<u64>; SIZE_CODES.len()],
     /// Number of registrations that failed because the reserve had no free region.
     reserve_exhausted: Atomic<u64>,
-    /// Number of times that a buffer pool was empty.
+    /// Number of times that a buffer pool had no free buffer.
     pool_exhausted: Atomic<u64>,
     /// Number of registrations that failed because of the user's limit of tables (`EDQUOT`).
     table_limit: Atomic<u64>,
@@ -183,8 +183,7 @@ impl Atu {
         )
     }
 
-    /// Clears the base table, because tables are made on demand, and enables the unit (HW §3.4).
-    /// May sleep.
+    /// Clears the base table and enables the unit (HW §3.4). Tables are made on demand. May sleep.
     pub(crate) fn init(&self) -> Result {
         let ctx = &self.ctx;
         self.commands.open(ctx)?;
@@ -196,7 +195,7 @@ impl Atu {
         }
         hw.rf
             .write(atu::CONTROL, Control(0).with_enable(true).raw());
-        // Drops translations that an earlier driver left.
+        // Makes the NIC drop the translations of an earlier driver.
         Commands::flush_all(&hw);
         drop(hw);
         if self.commands.wait(ctx).result.is_err() {
@@ -233,8 +232,8 @@ impl Atu {
         hw.rf.read(atu::CONTROL);
     }
 
-    /// Frees the memory of all regions, quarantined ones included. The caller has ended the
-    /// device's access to memory, and the device is still bound. May sleep.
+    /// Frees the memory of all regions, including regions in quarantine. The caller has disabled
+    /// the device's access to memory, and the device is still bound. May sleep.
     pub(crate) fn release(self: &Arc<Self>) {
         while self.gauges.bound.load(Acquire) != 0 {
             self.for_each(|translation| translation.cut_off());
@@ -248,7 +247,7 @@ impl Atu {
         self.commands.close();
     }
 
-    /// Returns whether no translation or reserve of the VPID is left. Any context.
+    /// Returns whether the VPID has neither translations nor reserves. Any context.
     pub(crate) fn is_clean(&self, vpid: Vpid) -> bool {
         self.uses(vpid).is_none_or(|n| n.load(Acquire) == 0)
     }
@@ -257,7 +256,7 @@ impl Atu {
         self.gauges.uses.get(vpid.index())
     }
 
-    /// Frees a range of NLAs and the tables that are empty then. The caller keeps the device bound.
+    /// Frees a range of NLAs and the tables that become empty. The caller keeps the device bound.
     /// May sleep, up to about a second.
     fn free(
         &self,
@@ -280,7 +279,7 @@ impl Atu {
         }
     }
 
-    /// Writes the statistics to debugfs, one per line. May sleep.
+    /// Writes the statistics to debugfs, one value per line. May sleep.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gauges = &self.gauges;
         let (tables, made, limit, held_off) = self.tables.lock().show();
