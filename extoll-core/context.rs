@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Context of a NIC, which all its units use: registers, the DMA device, liveness, and reporting.
+//! Context that all units of a NIC use: registers, the DMA device, liveness, and reporting.
 //!
 //! A [`Context`] may outlive the binding of its device, but its register mappings do not.
-//! [`Context::release`] revokes them and waits for all users; later accesses return `None` or
+//! [`Context::release`] revokes them and waits for all users. Later accesses return `None` or
 //! `ENODEV`.
 //!
-//! Register access is under RCU and works in any context. The mutexes `bound` and `dma` are for
-//! users that sleep.
+//! Register access is under RCU and works in any context. Users that may sleep lock the mutexes
+//! `bound` and `dma` instead.
 
 use crate::{
     dma::BoundDevice,
@@ -42,12 +42,12 @@ pub struct Status {
     pub node: NodeId,
     /// Network state.
     pub network: NetworkState,
-    /// False after the device was removed or its driver unbound.
+    /// False after the device was removed or its driver was unbound.
     pub alive: bool,
 }
 
 impl Status {
-    /// Returns true when traffic is possible.
+    /// Returns whether traffic is possible.
     pub fn is_up(&self) -> bool {
         self.alive && self.network == NetworkState::Running
     }
@@ -55,16 +55,17 @@ impl Status {
 
 /// Listener for the loss of a NIC.
 pub(crate) trait LossListener: Send + Sync {
-    /// Reports that the device does not answer, or that accesses to it are forbidden. Any context,
-    /// with the list of listeners locked and interrupts disabled: queue a work item.
+    /// Reports that the device does not answer, or that accesses to it are forbidden. Any context.
+    /// The list of listeners is locked and interrupts are disabled, so implementations only queue a
+    /// work item.
     fn device_lost(&self);
 }
 
-/// Access to the hardware. The mappings stay while it exists. Holds an RCU read lock, so the holder
-/// must not sleep.
+/// Access to the hardware. The mappings stay valid while the value exists. It holds an RCU read
+/// lock, so the holder must not sleep.
 pub(crate) type Access<'a> = RevocableGuard<'a, Hw>;
 
-/// Context of one NIC; see the module.
+/// Context of one NIC; see the documentation of the module.
 #[pin_data]
 pub struct Context {
     report: Report,
@@ -73,11 +74,11 @@ pub struct Context {
     /// `Some` while the device is bound. Locked by users that sleep.
     #[pin]
     bound: Mutex<Option<BoundDevice>>,
-    /// Cleared once, when the device is found to be removed or is unbound.
+    /// Cleared when the device is unbound or found to be removed. It is never set again.
     alive: AtomicFlag,
-    /// Set once, when the PCI core reports that accesses do not reach the device.
+    /// Set when the PCI core reports that accesses do not reach the device. It is never cleared.
     unreachable: AtomicFlag,
-    /// Set while the removal of the device is detected but not logged.
+    /// Set after the removal of the device was detected and until it is logged.
     unlogged: AtomicFlag,
     /// `Some` while the device is bound and can access memory. The last lock in the lock order.
     #[pin]
@@ -89,8 +90,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// Makes the context. `id` identifies the NIC on this host; `log_interval_ms` is the interval
-    /// in which the log lines of a reason are limited. May sleep.
+    /// Makes the context. `id` identifies the NIC on this host. `log_interval_ms` is the interval
+    /// in ms for which the log lines of each reason are limited. May sleep.
     pub(crate) fn new(
         dev: &device::Device<Bound>,
         id: u32,
@@ -126,12 +127,13 @@ impl Context {
         self.report.device()
     }
 
-    /// Returns the node ID that was last read. No register access; any context.
+    /// Returns the node ID that was read last. No register access; any context.
     pub fn node(&self) -> NodeId {
         NodeId(self.node.load(Relaxed) as u16)
     }
 
-    /// Returns node ID, network state and liveness as last read. No register access; any context.
+    /// Returns the node ID, network state and liveness that were read last. No register access; any
+    /// context.
     pub fn status(&self) -> Status {
         Status {
             node: self.node(),
@@ -161,8 +163,8 @@ impl Context {
         Ok(f(bound.as_ref().ok_or(ENODEV)?.get()))
     }
 
-    /// Like [`Context::with_bound`] for any context, for example to map a buffer: `f` must not
-    /// sleep.
+    /// Calls `f` with the bound device, for example to map a buffer. `f` must not sleep. Any
+    /// context.
     ///
     /// # Errors
     ///
@@ -172,15 +174,15 @@ impl Context {
         Ok(f(hw.device().get()))
     }
 
-    /// Returns access to the registers, unless it was revoked. Hold it briefly.
+    /// Returns access to the registers, unless they were revoked. The caller must drop it soon.
     pub(crate) fn access(&self) -> Option<Access<'_>> {
         self.hw.try_access()
     }
 
-    /// Like [`Context::access`], but fails also for a removed device.
+    /// Returns access to the registers, unless they were revoked or the device was removed.
     pub(crate) fn alive_access(&self) -> Option<Access<'_>> {
-        // In this order: after the device was declared dead and an RCU grace period has passed, no
-        // CPU accesses it.
+        // The order matters: after the device was declared dead and an RCU grace period has passed,
+        // no CPU accesses its registers.
         let hw = self.hw.try_access()?;
         self.is_alive().then_some(hw)
     }
@@ -195,14 +197,14 @@ impl Context {
         self.report.note(reason, detail);
     }
 
-    /// Returns whether a line about `reason` may be logged now: the number of lines suppressed
-    /// since the last one.
+    /// Returns the number of suppressed lines since the last line about `reason`; `None` if no line
+    /// may be logged now.
     pub(crate) fn log_allowance(&self, reason: Reason) -> Option<u32> {
         self.report.log_allowance(reason)
     }
 
-    /// Checks whether a register value means that the device was removed, and declares it dead
-    /// then. Any context.
+    /// Returns whether the device was removed, if a register was read as `value`. Declares the
+    /// device dead in that case. Any context.
     pub(crate) fn check_removed(&self, hw: &Hw, value: u64) -> bool {
         if value != u64::MAX {
             return !self.is_alive();
@@ -215,12 +217,13 @@ impl Context {
         true
     }
 
-    /// Declares the device dead, once: sends fail from now on, and clients are notified. Any
-    /// context.
+    /// Declares the device dead. Sends fail from now on, and the listener is called. Further calls
+    /// have no effect. Any context.
     fn mark_removed(&self) {
         if self.alive.xchg(false, Full) {
             self.note(Reason::DeviceGone, 0);
-            // Not logged here, because the caller may hold locks and a console may be slow.
+            // The loss is not logged here, because the caller may hold locks and a console may be
+            // slow.
             self.unlogged.store(true, Relaxed);
             let listener = self.listener.lock();
             match listener.as_ref() {
@@ -234,7 +237,7 @@ impl Context {
         }
     }
 
-    /// Logs the removal of the device, if it was detected and not logged yet. Process context.
+    /// Logs the removal of the device if it was detected and not logged before. Process context.
     pub(crate) fn log_loss(&self) {
         if self.unlogged.xchg(false, Full) {
             dev_err!(
@@ -245,20 +248,20 @@ impl Context {
     }
 
     /// Sets the listener for the loss of the device. The old listener is not called after this
-    /// returns. Process context.
+    /// function returns. Process context.
     pub(crate) fn set_listener(&self, new: Option<Arc<dyn LossListener>>) {
         let old = core::mem::replace(&mut *self.listener.lock(), new);
         drop(old);
     }
 
-    /// Marks the device as unbound. Failed register accesses do not declare it dead after this.
+    /// Marks the device as unbound. Afterwards, failed register accesses do not declare it dead.
     pub(crate) fn retire(&self) {
         self.alive.store(false, Relaxed);
     }
 
-    /// Disables DMA of a dead NIC, because it cannot be stopped otherwise: its registers may hang
-    /// while it continues to read and write memory. When this returns, the NIC cannot access memory
-    /// of this host. May sleep.
+    /// Disables DMA of a dead NIC. Such a NIC cannot be stopped by registers, because it may
+    /// continue to read and write memory while register accesses hang. When this function returns,
+    /// the NIC cannot access memory of this host. May sleep.
     pub(crate) fn isolate(&self) {
         if self.is_alive() {
             return;
@@ -270,9 +273,9 @@ impl Context {
         }
     }
 
-    /// Calls `f` to make the NIC release memory, and confirms that by reading `reg`. When this
-    /// returns, the memory can be freed. `f` must not sleep; it is not called if the device is
-    /// dead. May sleep.
+    /// Calls `f` to make the NIC release memory, and confirms this by reading `reg`. When this
+    /// function returns, the memory can be freed. `f` must not sleep and is not called if the
+    /// device is dead. May sleep.
     pub(crate) fn revoke_confirmed(&self, reg: RegOffset, f: impl FnOnce(&Hw)) {
         let confirmed = self.alive_access().is_some_and(|hw| {
             f(&hw);
@@ -285,24 +288,25 @@ impl Context {
         }
     }
 
-    /// Waits until earlier writes of units have reached memory, after the units have confirmed that
-    /// they write no more. May sleep.
+    /// Waits until earlier writes of units have reached memory. The units have confirmed that they
+    /// write no more. May sleep.
     pub(crate) fn wait_for_writes(&self) {
         fsleep(quirks::WRITE_DRAIN_TIME);
     }
 
-    /// Stores the network state that was read.
+    /// Stores the network state that was read from the NIC.
     pub(crate) fn set_network(&self, value: u64) {
         self.network.store(value, Relaxed);
     }
 
-    /// Stores the node ID that was read; returns the old one.
+    /// Stores the node ID that was read from the NIC. Returns the previous one.
     pub(crate) fn set_node(&self, node: NodeId) -> NodeId {
         NodeId(self.node.xchg(u32::from(node.0), Full) as u16)
     }
 
-    /// Prepares for a reset by another driver or the PCI core: stops the device if it is
-    /// `reachable`, and prevents further accesses. `revoke` unmaps it from processes. May sleep.
+    /// Prepares for a reset by another driver or the PCI core. Stops the device if it is
+    /// `reachable`, and prevents further accesses. `revoke` must unmap the device from processes.
+    /// May sleep.
     pub(crate) fn lose_by_reset(&self, reachable: bool, revoke: impl FnOnce()) {
         if !reachable {
             self.unreachable.store(true, Relaxed);
@@ -315,7 +319,7 @@ impl Context {
             };
             self.error(reason, 0);
         }
-        // Wait for CPUs that have seen it alive.
+        // Wait for CPUs that found the device alive.
         rcu::synchronize_rcu();
         revoke();
         // The device still executes register writes.
@@ -323,8 +327,8 @@ impl Context {
         self.wait_for_writes();
     }
 
-    /// Stops an unused device, unless it was ever unreachable. An access might crash the host then,
-    /// and only a reset makes the device reachable again.
+    /// Stops an unused device, unless it was ever unreachable. Accessing an unreachable device
+    /// might crash the host, and only a reset makes it reachable again.
     pub(crate) fn quiesce(&self) {
         if self.unreachable.load(Relaxed) {
             return;

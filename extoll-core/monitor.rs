@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Monitor of a NIC's status (node ID, network state, liveness), with notification of subscribers
-//! about changes of the status and of links.
+//! Monitor of a NIC's status (node ID, network state, liveness). Notifies subscribers of changes of
+//! the status and of links.
 //!
-//! Trigger events and the removal of the device queue a work item ([`Monitor::schedule`]). It reads
-//! the status in process context, and notifies subscribers if it differs from the last one.
-//! Subscribers are under a mutex, which is held during their calls.
+//! Trigger events and the removal of the device queue a work item ([`Monitor::schedule`]). The work
+//! item reads the status in process context, and notifies subscribers if the status has changed. A
+//! mutex protects the list of subscribers and is held while they are called.
 
 use crate::{
     context::{Context, LossListener, Status},
@@ -37,7 +37,7 @@ pub struct Neighbour {
     pub guid: u32,
     /// Node ID of the NIC.
     pub node: NodeId,
-    /// Number of the neighbour's link.
+    /// Number of the link at the neighbour's NIC.
     pub port: u8,
 }
 
@@ -48,14 +48,14 @@ pub struct Link {
     pub enabled: bool,
     /// True if the link carries packets.
     pub up: bool,
-    /// Neighbour, after it has sent its identity.
+    /// Neighbour at the other end; `None` until it has sent its identity.
     pub neighbour: Option<Neighbour>,
 }
 
 /// Client that is called when [`Status`] or a link changes.
 pub trait StatusClient: Send + Sync {
-    /// Reports a new status. Process context, with the subscriber list locked: may sleep, must not
-    /// subscribe or unsubscribe.
+    /// Reports a new status. Process context, with the list of subscribers locked. May sleep, but
+    /// must neither subscribe nor unsubscribe.
     fn changed(&self, status: Status);
 
     /// Reports that link `number` (0…6) went up or down, or that its neighbour sent its identity.
@@ -63,8 +63,8 @@ pub trait StatusClient: Send + Sync {
     fn link(&self, _number: u8, _link: Link) {}
 }
 
-/// Units of the same NIC, which are notified of changes before the subscribers. Process context;
-/// may sleep.
+/// Units of the NIC that are notified of changes before the subscribers. Process context; may
+/// sleep.
 pub(crate) trait Units: Send + Sync {
     /// Reports a new node ID.
     fn node_changed(&self);
@@ -73,8 +73,8 @@ pub(crate) trait Units: Send + Sync {
     fn down(&self);
 }
 
-/// Subscription. The drop ends it: when it returns, the client is not called any more. The drop
-/// sleeps and must not be called with a lock held that [`StatusClient::changed`] takes.
+/// Subscription of a [`StatusClient`]. When its drop returns, the client is not called any more.
+/// The drop sleeps and must not be called with a lock held that [`StatusClient::changed`] acquires.
 pub struct Subscription {
     monitor: Arc<Monitor>,
     key: u64,
@@ -99,7 +99,7 @@ struct StatusSubscribers {
     last: Option<Status>,
 }
 
-/// Monitor of a NIC; see the module.
+/// Monitor of a NIC; see the documentation of the module.
 #[pin_data]
 pub(crate) struct Monitor {
     ctx: Arc<Context>,
@@ -136,8 +136,8 @@ impl LossListener for LossReporter {
 }
 
 impl Monitor {
-    /// Makes a monitor. `log_interval_ms` is the interval in which log lines about the status are
-    /// limited. May sleep.
+    /// Makes a monitor. `log_interval_ms` is the interval in ms for which log lines about the
+    /// status are limited. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
@@ -159,7 +159,7 @@ impl Monitor {
         )
     }
 
-    /// Starts to report a removal of the device, until [`Monitor::end`]. May sleep.
+    /// Makes the loss of the device queue the work item, until [`Monitor::end`]. May sleep.
     ///
     /// # Errors
     ///
@@ -177,7 +177,8 @@ impl Monitor {
     ) -> Result<Subscription> {
         let mut subscribers = self.subscribers.lock();
         let key = subscribers.next;
-        // Reserved first, so that a client is not dropped under the lock if memory is short.
+        // Memory is reserved first, so that the client is not dropped with the list locked if
+        // memory is short.
         subscribers.list.reserve(1, GFP_KERNEL)?;
         subscribers.list.push((key, client), GFP_KERNEL)?;
         subscribers.next += 1;
@@ -189,7 +190,7 @@ impl Monitor {
 
     /// Queues the work item, which reads the status and notifies the subscribers. Any context.
     pub(crate) fn schedule(self: &Arc<Self>) {
-        // It may be queued already; it reads the latest state.
+        // The work item may be queued already. It reads the current state when it runs.
         let _ = work::enqueue(self.clone());
     }
 
@@ -212,18 +213,19 @@ impl Monitor {
         }
     }
 
-    /// Notifies subscribers of a link. Process context.
+    /// Notifies subscribers of the state of a link. Process context.
     pub(crate) fn publish_link(&self, number: u8, link: Link) {
         for (_, client) in self.subscribers.lock().list.iter() {
             client.link(number, link);
         }
     }
 
-    /// Notifies units and subscribers of the status as last read, if it has changed. Process
+    /// Notifies units and subscribers of the status that was read last, if it has changed. Process
     /// context; may sleep.
     pub(crate) fn publish(&self) {
         let ctx = &self.ctx;
-        // Before subscribers are notified and free memory that the NIC can access.
+        // A dead NIC is isolated before subscribers are notified and free memory that it can
+        // access.
         ctx.isolate();
         ctx.log_loss();
         let mut subscribers = self.subscribers.lock();

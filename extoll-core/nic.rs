@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! NIC: its units, assembled.
+//! A NIC, composed of its units.
 //!
 //! A [`Nic`] may outlive the binding of its device, but its register mappings do not. The end of
-//! the binding revokes them and waits for all users; later accesses fail with `Down`. Set-up and
-//! shutdown are in [`crate::setup`]. The accessors work in any context; the constructor may sleep.
+//! the binding revokes them and waits for all users. Later accesses fail with `Down`. Set-up and
+//! shutdown are in [`crate::setup`]. The accessors work in any context. The constructor may sleep.
 
 use crate::{
     atu::{self, Atu},
@@ -87,7 +87,7 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// Makes the units. `ring` is from [`crate::snq::allocate`]. May sleep.
+    /// Makes the units. `ring` is the memory from [`crate::snq::allocate`]. May sleep.
     pub(crate) fn new(
         ctx: Arc<Context>,
         ring: DmaWords,
@@ -162,27 +162,28 @@ impl Nic {
         &self.velo
     }
 
-    /// Returns the RMA unit: access to memory of other nodes, notifications, locks.
+    /// Returns the RMA unit, for access to memory of other nodes, notifications and locks.
     pub fn rma(&self) -> &Arc<Rma> {
         &self.rma
     }
 
-    /// Returns the address translation unit: registration of memory.
+    /// Returns the address translation unit, which registers memory.
     pub fn atu(&self) -> &Arc<Atu> {
         &self.atu
     }
 
-    /// Returns the quarantine: memory that the NIC may still access after its owner has finished.
+    /// Returns the quarantine, which keeps memory that the NIC may still access after its owner has
+    /// finished.
     pub fn quarantine(&self) -> &Arc<Quarantine> {
         &self.quarantine
     }
 
-    /// Returns the SMFU: shared memory of other nodes, and of this one.
+    /// Returns the SMFU, for loads and stores to memory of other nodes.
     pub fn smfu(&self) -> &Arc<Smfu> {
         &self.smfu
     }
 
-    /// Returns the access to registers of all nodes.
+    /// Returns the unit for access to registers of all nodes.
     pub fn rra(&self) -> &Arc<Rra> {
         &self.rra
     }
@@ -197,7 +198,7 @@ impl Nic {
         &self.ctx
     }
 
-    /// Returns the reclaim of VPIDs of closed ports.
+    /// Returns the list of closed ports whose VPIDs are being reclaimed.
     pub(crate) fn reclaim(&self) -> &Arc<Reclaimer> {
         &self.reclaim
     }
@@ -236,18 +237,18 @@ impl Nic {
         &self.handles
     }
 
-    /// Returns the links as last read. No register access; any context.
+    /// Returns the state of the links that was read last. No register access; any context.
     pub fn links(&self) -> [Link; LINKS] {
         self.links.get()
     }
 
-    /// Returns whether the network runs and a link is up, as last read, so that other nodes can be
-    /// reached. No register access; any context.
+    /// Returns whether other nodes can be reached, i.e. whether the network ran and a link was up
+    /// when they were read last. No register access; any context.
     pub fn is_connected(&self) -> bool {
         self.status().is_up() && self.links.any_up()
     }
 
-    /// Subscribes to changes of the status and of links. Read [`Context::status`] and
+    /// Subscribes to changes of the status and of links. The caller reads [`Context::status`] and
     /// [`Nic::links`] afterwards. May sleep.
     ///
     /// # Errors
@@ -258,8 +259,8 @@ impl Nic {
     }
 
     /// Subscribes `client` to interrupts that other nodes raise ([`MessageClient`]), until the
-    /// subscription is dropped. The client is called at most `per_second` times per second; 0: no
-    /// limit. May sleep.
+    /// subscription is dropped. The client is called at most `per_second` times per second; 0 sets
+    /// no limit. May sleep.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory for devices of other nodes, for a NIC behind an IOMMU. Making and dropping it may sleep;
-//! pages are linked and unlinked in any context.
+//! Memory for devices of other nodes, for a NIC behind an IOMMU. Making and dropping it may sleep.
+//! Pages are linked and unlinked in any context.
 
 #![allow(unsafe_code)]
 
@@ -20,9 +20,9 @@ use kernel_ext::{
 };
 use wire::ids::BusAddr;
 
-/// Memory like [`PoolWords`](crate::dma::PoolWords), followed by I/O addresses to which drivers'
-/// pages are linked without a copy. For a NIC behind an IOMMU. Must be dropped before the NIC is
-/// unbound; a later drop leaks memory and addresses, and logs that.
+/// Memory like [`PoolWords`](crate::dma::PoolWords), followed by I/O addresses to which pages of
+/// drivers are linked without a copy. Used for a NIC behind an IOMMU. Must be dropped before the
+/// NIC is unbound. A later drop leaks the memory and the addresses, and logs that.
 ///
 /// # Invariants
 ///
@@ -34,8 +34,8 @@ pub struct PoolPages {
 }
 
 impl PoolPages {
-    /// Allocates `bytes` of memory and `pages` bytes of I/O addresses after it (may be 0); both are
-    /// whole pages. Returns `None` without an IOMMU. Sleeps.
+    /// Allocates `bytes` bytes of memory, followed by `pages` bytes of I/O addresses (may be 0).
+    /// Both sizes are multiples of the page size. Returns `None` if there is no IOMMU. Sleeps.
     ///
     /// # Errors
     ///
@@ -88,13 +88,13 @@ impl PoolPages {
         BusAddr(self.range.base())
     }
 
-    /// Returns whether I/O addresses follow the memory. Without them, pools cannot use it as a
-    /// [`PageMap`].
+    /// Returns whether I/O addresses for pages follow the memory. Without them, pools cannot use
+    /// this object as a [`PageMap`].
     pub fn has_pages(&self) -> bool {
         self.range.bytes() > self.memory.bytes()
     }
 
-    /// Returns the size of the memory and the I/O addresses in bytes.
+    /// Returns the total size in bytes of the memory and of the I/O addresses.
     pub fn all_bytes(&self) -> usize {
         self.range.bytes()
     }

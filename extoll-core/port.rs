@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Common part of all ports, of VELO and RMA, of the kernel and of processes. A port is a VPID that
-//! is claimed, set up with its queue, stopped, and released.
+//! Common part of all ports: those of VELO and RMA, of the kernel and of processes. A port is a
+//! VPID that is claimed, set up with its queue, stopped and released.
 //!
-//! A VPID is enabled only after its queue and pointers are set. Earlier packets would find no
-//! queue, or occupy a slot that the NIC then considers free. It is disabled after packets that
-//! waited for room in the queue have been admitted ([`Queue::drain`]). It is released when no
+//! A VPID is enabled only after its queue and pointers are set. Otherwise packets would find no
+//! queue, or occupy a slot that the NIC then considers free. A VPID is disabled after packets that
+//! waited for free slots of the queue have entered it ([`Queue::drain`]). It is released when no
 //! command of its owner is pending; until then [`Reclaimer`] keeps it.
 //!
-//! Opening and closing run in process context and may sleep. The VPID table's spinlock is taken to
-//! change clients.
+//! Opening and closing run in process context and may sleep. Changing a client acquires the
+//! spinlock of the VPID table.
 
 use crate::{
     context::Context,
@@ -35,13 +35,14 @@ use wire::{
 
 /// Maximum number of requester pages per VPID (HW §10.1).
 const MAX_PAGES: usize = 32;
-/// Time limit in milliseconds for pending descriptors and commands when a kernel port is closed.
+/// Maximum wait in milliseconds for pending descriptors and commands when a kernel port is closed.
 const CLOSE_MS: u32 = 100;
-/// Time limit in milliseconds for a port of a process, shorter so that its close does not take
-/// long.
+/// Maximum wait in milliseconds for pending descriptors when a port of a process is closed. It is
+/// shorter, so that the process's close does not take long.
 const PROCESS_CLEAR_MS: u32 = 10;
 const PROCESS_EXECUTE_MS: u32 = 100;
-/// Time limit in milliseconds for pending descriptors in the work item that retries.
+/// Maximum wait in milliseconds for pending descriptors when the work item of [`Reclaimer`]
+/// retries.
 const AGAIN_CLEAR_MS: u32 = 50;
 
 /// Parts of the NIC that ports of a unit use.
@@ -54,7 +55,7 @@ pub(crate) struct PortBase {
     pub(crate) reclaim: Arc<Reclaimer>,
 }
 
-/// Differences between the units.
+/// Properties that differ between VELO and RMA.
 pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
     /// The unit.
     const UNIT: Unit;
@@ -62,39 +63,41 @@ pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
     /// Returns the parts of the NIC that its ports use.
     fn base(&self) -> &PortBase;
 
-    /// Returns true if a new owner cannot access memory of an earlier owner. Any context.
+    /// Returns whether a new owner of the VPID cannot access memory of an earlier owner. Any
+    /// context.
     fn is_clean(&self, _: Vpid) -> bool {
         true
     }
 
-    /// Returns the VPIDs, as bits, for which late answers may come from an earlier binding of the
-    /// driver. Processes do not get these VPIDs. May sleep.
+    /// Returns a bitmap of the VPIDs for which late answers to an earlier binding of the driver may
+    /// come. Processes do not get these VPIDs. May sleep.
     fn late_vpids(&self) -> [u64; 4] {
         [0; 4]
     }
 
-    /// Keeps the VPID of a new kernel port disabled for a while, if necessary. Returns true if it
-    /// does. May sleep.
+    /// Returns whether the VPID of a new kernel port must stay disabled for a while, and schedules
+    /// its enabling in that case. May sleep.
     fn defer_enable(&self, _: Vpid) -> bool {
         false
     }
 
-    /// Prevents later enabling by the unit, because the port is about to be closed. May sleep.
+    /// Prevents that the unit enables the VPID later, because the port is about to be closed. May
+    /// sleep.
     fn cancel_enable(&self, _: Vpid) {}
 
     /// Sets the identity and protection of the VPID, which stays disabled.
     fn prepare(hw: &Hw, vpid: Vpid, protection: u16);
 
-    /// Enables reception, after the queue was installed.
+    /// Enables reception. The queue has been installed.
     fn enable(hw: &Hw, vpid: Vpid);
 
-    /// Disables reception. The caller must read a register afterwards; then reception has ended.
+    /// Disables reception. It has ended after the caller has read a register.
     fn disable(hw: &Hw, vpid: Vpid);
 
-    /// Clears the VPID's registers, except for those that commands in flight still need.
+    /// Clears the VPID's registers except those that commands in flight still need.
     fn reset(hw: &Hw, vpid: Vpid);
 
-    /// Clears the registers that [`PortUnit::reset`] kept. No command is in flight.
+    /// Clears the registers that [`PortUnit::reset`] has kept. No command is in flight any more.
     fn forget(_: &Hw, _: Vpid) {}
 
     /// Clears the unit's memory for the VPID of a closed port. May sleep.
@@ -104,12 +107,12 @@ pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
     /// such page.
     fn page(vpid: Vpid, index: u8) -> Option<u32>;
 
-    /// Returns the words of a command from the VPID to itself that has no effect, whatever the
-    /// words after the first contain.
+    /// Returns the words of a command without effect from the VPID to itself. It must have no
+    /// effect whatever the words after the first contain.
     fn no_op(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>>;
 
-    /// Waits up to `patience_ms` until all commands of a closed VPID without a queue are executed.
-    /// Returns false on a time-out. May sleep.
+    /// Waits up to `patience_ms` milliseconds until all commands of a closed VPID without a queue
+    /// are executed. Returns false after a time-out. May sleep.
     fn wait_executed(&self, _: Vpid, _protection: u16, _patience_ms: u32) -> bool {
         true
     }
@@ -117,15 +120,15 @@ pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
 
 /// Owner of a port.
 pub(crate) enum Owner {
-    /// Kernel module. Its descriptors are always complete.
+    /// A kernel module, whose descriptors are always complete.
     Kernel,
-    /// Process, which may store arbitrary words to its requester pages.
+    /// A process, which may store arbitrary words to its requester pages.
     Process {
         /// Process and user that opened the port.
         opener: Opener,
         /// Protection descriptor (HW §9.3, §10.7).
         protection: u16,
-        /// Requester pages that the process may map, as bits.
+        /// Bitmap of the requester pages that the process may map.
         pages: u32,
     },
 }
@@ -139,9 +142,9 @@ impl Owner {
     }
 }
 
-/// Claimed VPID, released when the last reference is dropped. Code that makes translations for the
-/// VPID holds a reference, so that the VPID is not reused before they have ended. `G` is dropped
-/// with it.
+/// Claimed VPID. Dropping the last reference releases the VPID and drops `G`. Code that makes
+/// translations for the VPID holds a reference, so that the VPID is not reused before they have
+/// ended.
 pub(crate) struct PortCore<U: PortUnit, G: Send + Sync + 'static = ()> {
     unit: Arc<U>,
     vpid: Vpid,
@@ -151,7 +154,7 @@ pub(crate) struct PortCore<U: PortUnit, G: Send + Sync + 'static = ()> {
 }
 
 impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
-    /// Claims a VPID, which is disabled. May sleep.
+    /// Claims a VPID, which is disabled at first. May sleep.
     ///
     /// # Errors
     ///
@@ -180,7 +183,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         let clean = |vpid| unit.is_clean(vpid) && !is_late(vpid);
         let PortBase { ctx, table, .. } = unit.base();
         let vpid = table.allocate(request, stats.clone(), clean)?;
-        // From here on, the drop releases the VPID.
+        // After this line, drop releases the VPID.
         let this: Arc<Self> = slot
             .write(Self {
                 unit: unit.clone(),
@@ -209,13 +212,13 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         self.vpid
     }
 
-    /// Returns the counters.
+    /// Returns the port's counters.
     #[inline]
     pub(crate) fn stats(&self) -> &Arc<PortStats> {
         &self.stats
     }
 
-    /// Returns the context: registers and reporting.
+    /// Returns the NIC's context, for registers and reporting.
     #[inline]
     pub(crate) fn ctx(&self) -> &Arc<Context> {
         &self.unit.base().ctx
@@ -226,7 +229,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         self.unit.base().table.set_client(self.vpid, client);
     }
 
-    /// Installs the VPID's queue and enables the VPID. With `arm`, its interrupts are armed. May
+    /// Installs the VPID's queue and enables the VPID. Arms its interrupt if `arm` is set. May
     /// sleep.
     ///
     /// # Errors
@@ -245,9 +248,8 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         Ok(())
     }
 
-    /// Disables the VPID and removes its queue, which has no consumer any more. Afterwards, the
-    /// queue can be freed and another one installed. Calls `between` when reception has ended. May
-    /// sleep.
+    /// Disables the VPID and removes its queue, whose consumer was dropped. Calls `between` when
+    /// reception has ended. Afterwards the queue can be freed and another one installed. May sleep.
     pub(crate) fn stop<M: SegmentMemory>(&self, queue: Option<&Queue<M>>, between: impl FnOnce()) {
         let (ctx, vpid) = (self.ctx(), self.vpid);
         self.unit.cancel_enable(vpid);
@@ -259,7 +261,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
             hw.rf.read(BqRegs(U::UNIT).ub(vpid));
         }
         between();
-        // Drain packets that arrived between the first draining and disabling.
+        // Drain packets that arrived after the first draining and before the VPID was disabled.
         if let Some(queue) = queue {
             queue.drain(ctx);
         }
@@ -268,8 +270,8 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         });
     }
 
-    /// Releases the VPID of a closed port, either at once or later by the work item of
-    /// [`Reclaimer`]. `settled`: no command is in flight ([`PortCore::wait_settled`]). `used`:
+    /// Releases the VPID of a closed port, at once or later by the work item of [`Reclaimer`].
+    /// `settled` says that no command is in flight ([`PortCore::wait_settled`]), `used` that
     /// commands were sent. May sleep.
     pub(crate) fn finish(self: &Arc<Self>, used: bool, settled: bool) {
         let base = self.unit.base();
@@ -285,9 +287,9 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
         base.reclaim.defer(U::UNIT, self.vpid, self.clone());
     }
 
-    /// Waits until the requester is empty and no command is in flight; returns false on a time-out.
-    /// The owner must not send. The VPID must be enabled, because a process's port sends commands
-    /// to itself. May sleep.
+    /// Waits until the requester is empty and no command is in flight. Returns false after a
+    /// time-out. The owner must not send. The VPID must be enabled, because this function may send
+    /// commands from the port to itself. May sleep.
     pub(crate) fn wait_settled(&self) -> bool {
         self.wait_clear(patience(match self.owner {
             Owner::Kernel => CLOSE_MS,
@@ -315,10 +317,11 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
     }
 
     /// Waits until all commands are executed, unless they cannot affect the next owner. Returns
-    /// false on a time-out.
+    /// false after a time-out.
     fn wait_executed(&self) -> bool {
         let ms = match self.owner {
-            // The next owner is a kernel port, too, so it need not wait.
+            // The next owner of this VPID is also a kernel port, whose memory these commands cannot
+            // access.
             Owner::Kernel if self.vpid >= Vpid::USER_END => return true,
             Owner::Kernel => CLOSE_MS,
             Owner::Process { .. } => PROCESS_EXECUTE_MS,
@@ -350,8 +353,8 @@ impl<U: PortUnit, G: Send + Sync + 'static> PendingPort for PortCore<U, G> {
 
 impl<U: PortUnit, G: Send + Sync + 'static> Drop for PortCore<U, G> {
     fn drop(&mut self) {
-        // Disables the VPID also if opening the port failed, so that an unowned VPID accepts no
-        // packets.
+        // Disables the VPID even if opening the port failed, because a VPID without owner must not
+        // accept packets.
         if let Some(hw) = self.ctx().alive_access() {
             U::reset(&hw, self.vpid);
         }
@@ -359,7 +362,7 @@ impl<U: PortUnit, G: Send + Sync + 'static> Drop for PortCore<U, G> {
     }
 }
 
-/// Completes when it is dropped.
+/// Completes the completion when it is dropped.
 struct NotifyClosed(Arc<Completion>);
 
 impl Drop for NotifyClosed {
@@ -368,13 +371,13 @@ impl Drop for NotifyClosed {
     }
 }
 
-/// Open port of the kernel; `N` is the maximum packet length in words. The drop closes the port and
+/// Open port of the kernel. `N` is the maximum packet length in words. Drop closes the port and
 /// sleeps. Users hold a [`PortHandle`].
 pub(crate) struct KernelPort<U: PortUnit, const N: usize> {
     core: Arc<PortCore<U>>,
     /// Sending side.
     pub(crate) tx: Arc<Tx<N>>,
-    /// Receiving side, and the monitor of its queue.
+    /// Receiving side. `monitor` watches the queue.
     pub(crate) queue: Queue,
     pub(crate) monitor: Arc<QueueMonitor>,
     /// Dropped last, when the port is completely closed.
@@ -386,7 +389,7 @@ impl<U: PortUnit, const N: usize> KernelPort<U, N> {
     ///
     /// # Errors
     ///
-    /// Same as for [`PortCore::claim`].
+    /// The errors of [`PortCore::claim`].
     pub(crate) fn open(
         unit: &Arc<U>,
         request: VpidRequest,
@@ -430,7 +433,7 @@ impl<U: PortUnit, const N: usize> Drop for KernelPort<U, N> {
     }
 }
 
-/// Handle of an open port. When the last one is dropped, in any context, a work item closes the
+/// Handle of an open port. Dropping the last handle, in any context, makes a work item close the
 /// port.
 pub(crate) struct PortHandle<U: PortUnit, const N: usize>(Arc<Deferred<KernelPort<U, N>>>);
 
@@ -450,7 +453,7 @@ impl<U: PortUnit, const N: usize> Deref for PortHandle<U, N> {
 }
 
 impl<U: PortUnit, const N: usize> PortHandle<U, N> {
-    /// Drops the handle; if it is the last one, waits until the port is closed. May sleep.
+    /// Drops the handle. If it is the last one, waits until the port is closed. May sleep.
     pub(crate) fn close(self) {
         let closed = self.closed.0.clone();
         if let Some(last) = Arc::into_unique_or_drop(self.0) {

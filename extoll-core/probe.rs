@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Binding of a NIC: probe in the order of HW §3, and removal in the reverse order. Process
-//! context; a mutex protects the parts that are removed one by one.
+//! context. A mutex protects the parts that are removed one by one.
 
 use crate::{
     child,
@@ -36,13 +36,13 @@ use wire::{
 pub const DEVICE_IDS: [u16; 2] = [0x0010, 0x0011];
 /// Vendor ID.
 pub const VENDOR_ID: u16 = 0x1CAD;
-/// Unsupported PCI revision (HW §1).
+/// PCI revision that is not supported (HW §1).
 const BAD_REVISION: u8 = 0x42;
 
-/// Client for resets of the device.
+/// Client that is called before resets of the device.
 struct Resets {
     nic: Arc<Nic>,
-    /// Pages that processes have mapped.
+    /// Pages of the NIC that processes have mapped.
     pages: Option<Pages>,
 }
 
@@ -66,7 +66,7 @@ struct Live<'a> {
     stopped: bool,
 }
 
-/// Bound NIC. The fields are in the order of their drop.
+/// Bound NIC. Its fields are declared in the order in which they are dropped.
 pub struct BoundNic<'a> {
     live: Pin<KBox<Mutex<Live<'a>>>>,
     nic: Arc<Nic>,
@@ -76,22 +76,22 @@ pub struct BoundNic<'a> {
 }
 
 impl<'a> BoundNic<'a> {
-    /// Sets a NIC up (HW §3). `settings` are the rights of processes. Each probe error is counted,
-    /// and logged with its reason. `M` is the module that this crate is linked into; it stays
-    /// loaded while a debugfs file is open. May sleep.
+    /// Sets a NIC up (HW §3). `settings` determines the rights of processes. Each probe error is
+    /// counted, and logged with its reason. `M` is the module that this crate is linked into. It
+    /// stays loaded while a debugfs file is open. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENODEV` for a device that is not supported here: revision 0x42, no MSI, no DMA mask,
-    /// registers unreadable, or BARs missing, too small or lost. `EBUSY` if a BAR is claimed by
-    /// another driver. `ENOMEM`, and errors of the PCI core.
+    /// `ENODEV` for an unsupported device: revision 0x42, no MSI, no DMA mask, unreadable
+    /// registers, or BARs that are missing, too small or lost. `EBUSY` if another driver has
+    /// claimed a BAR. `ENOMEM`, and errors of the PCI core.
     pub fn probe<M: ModuleMetadata + 'static>(
         pdev: &'a pci::Device<Core<'_>>,
         params: Params,
         settings: Settings,
     ) -> Result<Self> {
         let dev: &'a pci::Device<Bound> = pdev;
-        // Step 1.
+        // Step 1 of HW §3.
         let enabled =
             Enabled::new(pdev).inspect_err(|e| report(dev, ProbeError::Enable, fmt!("{e:?}")))?;
         let revision = dev.revision_id();
@@ -104,7 +104,7 @@ impl<'a> BoundNic<'a> {
             report(dev, ProbeError::Msi, fmt!("{vectors} vectors"));
             return Err(ENODEV);
         }
-        // Step 2.
+        // Step 2 of HW §3.
         enabled.set_dma_mask(pdev).map_err(|e| {
             report(dev, ProbeError::DmaMask, fmt!("{e:?}"));
             ENODEV
@@ -118,8 +118,8 @@ impl<'a> BoundNic<'a> {
         })?;
         let hw = Hw::map(dev.as_ref(), &bar0, windows)
             .inspect_err(|e| report(dev, ProbeError::Map, fmt!("{e:?}")))?;
-        // An earlier driver may have left the device running, with addresses of memory that has a
-        // new owner.
+        // An earlier driver may have left the device running, with addresses of memory that now has
+        // another owner.
         hw.quiesce();
         pdev.set_master();
         let no_setup = |e: &Error| report(dev, ProbeError::Setup, fmt!("{e:?}"));
@@ -140,7 +140,7 @@ impl<'a> BoundNic<'a> {
             _bar0: bar0,
             enabled,
         };
-        // From here on, an error shuts the hardware down by dropping `this`.
+        // After this line, dropping `this` shuts the hardware down.
         let irq = |irq| this.live.lock().irq = Some(irq);
         setup::begin(&this.nic, dev, vectors, irq).map_err(|SetupError(why, e)| {
             report(dev, why, fmt!("{e:?}"));
@@ -166,7 +166,7 @@ impl<'a> BoundNic<'a> {
             .and_then(|client| KBox::pin_init(ResetWatch::new(pdev, client), GFP_KERNEL))
             .inspect_err(no_setup)?;
         this.live.lock().resets = Some(resets);
-        // Last, because drivers may bind to children at once.
+        // Children are registered last, because drivers may bind to them at once.
         for (slot, name) in child::NAMES.into_iter().enumerate() {
             let nic = this.nic.clone();
             let child =
@@ -206,10 +206,10 @@ impl<'a> BoundNic<'a> {
         Ok(region)
     }
 
-    /// Unbinds: device files first, then children, files, interrupts, units, mappings.
-    /// Further calls do nothing. May sleep.
+    /// Unbinds the NIC: removes device files first, then children, files, interrupts, units and
+    /// mappings. Further calls do nothing. May sleep.
     pub fn stop(&self) {
-        // Each part is dropped without the lock.
+        // Each part is dropped after the lock is released.
         let resets = self.live.lock().resets.take();
         drop(resets);
         let user = self.live.lock().user.take();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Probe errors: numbered reasons why devices were not bound, each with a log line. They are
-//! counted per module, because a device that is not bound has no debugfs directory: debugfs file
-//! `extoll/refusals` (docs/driver.md). Counters are atomic; any context.
+//! Probe errors, i.e. numbered reasons why devices were not bound. Each is logged and counted.
+//! Counters are per module, because a device that is not bound has no debugfs directory. The
+//! debugfs file `extoll/refusals` shows them (docs/driver.md). Counters are atomic; any context.
 
 use crate::stats::reasons;
 use kernel::{
@@ -24,7 +24,7 @@ reasons! {
     Enable = 0, "cannot be enabled";
     /// Unsupported revision (HW §1).
     Revision = 1, "PCI revision not supported";
-    /// No MSI capability.
+    /// The device has no MSI capability.
     Msi = 2, "no MSI capability";
     /// The host supports none of the DMA masks.
     DmaMask = 3, "DMA masks of 52 and of 32 bits not possible";
@@ -32,13 +32,13 @@ reasons! {
     BarSize = 4, "BAR too small";
     /// A BAR is claimed by another driver.
     BarClaimed = 5, "BAR cannot be claimed";
-    /// A BAR has lost its address by a reset without the kernel's knowledge.
+    /// A BAR lost its address in a reset that the kernel did not notice.
     BarLost = 6, "BAR lost its address, remove and rescan the device";
     /// The registers could not be mapped.
     Map = 7, "registers cannot be mapped";
     /// No interrupt vector is available.
     Interrupt = 8, "no interrupt";
-    /// Out of memory, or the hardware does not react as expected.
+    /// Memory is short, or the hardware does not react as expected.
     Setup = 9, "cannot be set up";
     /// The address of a BAR does not fit the NIC's registers (HW §5, §12).
     BarAddress = 10, "address of a BAR does not fit the registers";
@@ -56,7 +56,7 @@ pub(crate) fn report(dev: &pci::Device<Bound>, why: ProbeError, detail: fmt::Arg
     dev_err!(dev, "refused, reason {n}: {text} ({detail})\n");
 }
 
-/// Error of the set-up with its reason, which is [`ProbeError::Setup`] by default.
+/// Error of the set-up and its probe error, by default [`ProbeError::Setup`].
 pub(crate) struct SetupError(pub(crate) ProbeError, pub(crate) Error);
 
 impl From<Error> for SetupError {
@@ -68,12 +68,12 @@ impl From<Error> for SetupError {
 /// Data of the debugfs file: the counters of the module.
 pub struct ProbeErrors;
 
-/// Makes the debugfs directory `extoll` of module `M`, with the additional `files`. The drop
-/// removes it. May sleep.
+/// Makes the debugfs directory `extoll` of module `M`, which also contains `files`. Drop removes
+/// it. May sleep.
 ///
 /// # Errors
 ///
-/// As for [`Dir::new`].
+/// The errors of [`Dir::new`].
 pub fn files<M: ModuleMetadata + 'static>(
     files: &[(&CStr, Show<ProbeErrors>)],
 ) -> Result<(Dir<ProbeErrors>, Arc<ProbeErrors>)> {

@@ -2,23 +2,23 @@
 
 //! Quarantine: memory that the NIC may still access after its owner has finished.
 //!
-//! A command with bus addresses outlives the port that posted it. It cannot be cancelled, its
-//! answer is written to the address in the command, and the NIC checks only whether the VPID is
-//! enabled at that time (G15). Closing a port stops late answers only until its VPID is opened
-//! again. Memory that an unanswered command or a peer can name must therefore not be freed with the
-//! port.
+//! A command with bus addresses outlives the port that posted it. The command cannot be cancelled,
+//! and its answer is written to the address in the command. When the answer arrives, the NIC checks
+//! only whether the VPID is enabled (G15). Closing a port therefore stops late answers only until
+//! its VPID is opened again. Memory that an unanswered command or a peer can name must not be freed
+//! with the port.
 //!
-//! The closer of such a port puts the memory into a [`Batch`] and holds it. The memory is freed
-//! when its time has passed, or when the NIC has lost bus mastering at unbinding. In the second
-//! case [`history`] records the VPIDs, and the driver's next binding keeps them disabled until the
-//! time has passed, because mappings do not survive the driver.
+//! The code that closes such a port puts the memory into a [`Batch`] and holds it. The memory is
+//! freed after its quarantine time, or when the NIC loses bus mastering at unbinding. In the second
+//! case [`history`] records the VPIDs, because mappings do not survive the driver. The driver's
+//! next binding keeps these VPIDs disabled until the time has passed.
 //!
-//! Memory is never freed early. Instead, a VPID that is opened stays disabled while the quarantine
-//! holds more than the NIC's limit. The total is thus bounded by the limit plus the outstanding
-//! memory of open ports.
+//! Memory is never freed early. Instead, a newly opened VPID stays disabled while the quarantine
+//! holds more memory than the NIC's limit. The total is therefore bounded by the limit plus the
+//! outstanding memory of open ports.
 //!
-//! Processes with the right to bus addresses allocate memory for them by `/dev/extoll/pmap`. That
-//! memory also enters the quarantine. It is counted separately: while it exceeds the limit, these
+//! Processes that may use bus addresses allocate memory for them by `/dev/extoll/pmap`. That memory
+//! also enters the quarantine, but is counted separately. While it exceeds the limit, these
 //! processes cannot allocate more.
 //!
 //! Locks: the spinlock `list`, which disables interrupts, and the mutex `enabling`. Functions
@@ -55,11 +55,11 @@ use wire::{
 
 /// Maximum pause between two runs of the work item, in milliseconds.
 const MAX_PAUSE_MS: i64 = 60_000;
-/// Bytes charged per object in addition to its size.
+/// Bytes that are charged for each object in addition to its size.
 const OVERHEAD: u64 = 4096;
 
-/// Memory mapped for the NIC. Only code of this module frees it, because it may outlive the module
-/// that made it. A mapping that is merely dropped is never unmapped ([`Streaming`]).
+/// Memory mapped for the NIC. It may outlive the module that made it, so only code of this module
+/// frees it. Merely dropping a mapping never unmaps it ([`Streaming`]).
 pub enum Quarantined {
     /// Frame that the NIC may read.
     Tx(TxMapping),
@@ -79,7 +79,7 @@ impl Quarantined {
         }
     }
 
-    /// Unmaps and frees the memory, which the NIC must not access any more. Objects of an earlier
+    /// Unmaps and frees the memory. The NIC must not access it any more. Objects of an earlier
     /// binding stay mapped.
     fn free(self, dev: &BoundDevice) {
         match self {
@@ -90,14 +90,14 @@ impl Quarantined {
     }
 }
 
-/// Preallocated entry for a port's memory, so that handing memory over cannot fail.
+/// Preallocated entry for a port's memory, so that adding memory to the quarantine cannot fail.
 pub struct Batch {
     quarantine: Arc<Quarantine>,
     entry: KBox<Entry>,
 }
 
 impl Batch {
-    /// Adds an object. Without capacity, the object is leaked and counted (reason 37).
+    /// Adds an object. If the batch is full, the object is leaked and counted (reason 37).
     pub fn push(&mut self, held: Quarantined) {
         let bytes = held.range().1 + OVERHEAD;
         match self.entry.items.push_within_capacity(held) {
@@ -109,8 +109,8 @@ impl Batch {
         }
     }
 
-    /// Hands the objects over. They are freed after `keep_ms`, or when the NIC is unbound. May
-    /// sleep.
+    /// Adds the objects to the quarantine. They are freed after `keep_ms` milliseconds, or when the
+    /// NIC is unbound. May sleep.
     pub fn hold(self, keep_ms: u32) {
         let Self {
             quarantine,
@@ -128,7 +128,7 @@ impl Batch {
             (left, list.ended)
         };
         if ended {
-            // DMA has ended until the next binding.
+            // The NIC has been unbound, so its DMA has ended until the next binding.
             quarantine.remember(&left);
         }
         free(&quarantine.ctx, left);
@@ -139,16 +139,16 @@ impl Batch {
 #[pin_data]
 pub struct Quarantine {
     ctx: Arc<Context>,
-    /// VPIDs of the RMA unit, whose ports may have to wait.
+    /// VPIDs of the RMA unit, whose enabling may have to wait.
     table: Arc<Table>,
-    /// Maximum number of held bytes at which new ports are enabled.
+    /// Limit of held bytes. While it is exceeded, new ports are not enabled.
     limit: u64,
     #[pin]
     list: SpinLockIrq<List>,
-    /// Locked while a waiting port is enabled or closed.
+    /// Held while a waiting port is enabled or closed.
     #[pin]
     enabling: Mutex<()>,
-    /// VPIDs of open ports that are not enabled yet, as bits.
+    /// Bitmap of the VPIDs of open ports that are not enabled yet.
     disabled: [Atomic<u64>; 4],
     #[pin]
     work: DelayedWork<Quarantine>,
@@ -169,8 +169,8 @@ impl WorkItem for Quarantine {
 }
 
 impl Quarantine {
-    /// Makes an empty quarantine. `table` holds the VPIDs of the RMA unit. While more than
-    /// `limit_kib` KiB of memory are held, new ports wait. May sleep.
+    /// Makes an empty quarantine. `table` holds the VPIDs of the RMA unit. New ports wait while
+    /// more than `limit_kib` KiB of memory are held. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(ctx: Arc<Context>, table: Arc<Table>, limit_kib: u32) -> Result<Arc<Self>> {
         Arc::pin_init(
@@ -210,8 +210,8 @@ impl Quarantine {
         self.batch_of(Source::Kernel(vpid), capacity)
     }
 
-    /// Allocates a batch for `capacity` objects of processes. With `vpid`, the batch also records
-    /// that late answers may come for that VPID. May sleep.
+    /// Allocates a batch for `capacity` objects of processes. If `vpid` is given, the batch also
+    /// records that late answers may come for that VPID. May sleep.
     ///
     /// # Errors
     ///
@@ -235,7 +235,7 @@ impl Quarantine {
     ///
     /// # Errors
     ///
-    /// `EAGAIN` while more than the limit is held.
+    /// `EAGAIN` while the held memory of processes exceeds the limit.
     pub(crate) fn admit_process(&self) -> Result {
         if self.list.lock().process.bytes > self.limit {
             Err(EAGAIN)
@@ -270,7 +270,7 @@ impl Quarantine {
         }
     }
 
-    /// Returns whether a bus address belongs to held memory, so that a write to it is a late
+    /// Returns whether a bus address belongs to held memory. A write to such an address is a late
     /// answer. Any context.
     pub fn covers(&self, address: u64) -> bool {
         let list = self.list.lock();
@@ -283,7 +283,7 @@ impl Quarantine {
         found
     }
 
-    /// Returns the VPIDs, as bits, for which late answers to commands of an earlier binding may
+    /// Returns a bitmap of the VPIDs for which late answers to commands of an earlier binding may
     /// come. Processes do not get these VPIDs. May sleep.
     pub(crate) fn late_vpids(&self) -> [u64; 4] {
         let mut late = [0; 4];
@@ -297,8 +297,8 @@ impl Quarantine {
         late
     }
 
-    /// Returns the minimum number of milliseconds for which a VPID must stay disabled after it was
-    /// opened; `None` to enable it now. May sleep.
+    /// Returns the minimum time in milliseconds for which a newly opened VPID must stay disabled;
+    /// `None` if it can be enabled now. May sleep.
     pub(crate) fn wait_ms(&self, vpid: Vpid) -> Option<i64> {
         let history = history::get().and_then(|history| history.left_ms(self.ctx.id(), vpid));
         let full = {
@@ -309,7 +309,7 @@ impl Quarantine {
         history.max(full).map(|ms| ms.max(1))
     }
 
-    /// Marks a port as open, but with its VPID disabled for at least `ms`. May sleep.
+    /// Marks a port as open, with its VPID disabled for at least `ms` milliseconds. May sleep.
     pub(crate) fn defer_enable(self: &Arc<Self>, vpid: Vpid, ms: i64) {
         self.set_disabled(vpid, true);
         let ms = u64::try_from(ms).unwrap_or(0);
@@ -318,14 +318,14 @@ impl Quarantine {
         self.poll_soon(&self.list.lock());
     }
 
-    /// Prevents that a port which is about to be closed is enabled. May sleep.
+    /// Prevents that a port is enabled that is about to be closed. May sleep.
     pub(crate) fn forget(&self, vpid: Vpid) {
         let _enabling = self.enabling.lock();
         self.set_disabled(vpid, false);
     }
 
-    /// Records that late answers may come for `vpid` for another `ms`, even after the NIC is
-    /// unbound. May sleep.
+    /// Records that late answers may come for `vpid` for another `ms` milliseconds, even after the
+    /// NIC is unbound. May sleep.
     pub(crate) fn note_late_answers(&self, vpid: Vpid, ms: u32) {
         if let Some(history) = history::get() {
             history.note(self.ctx.id(), vpid, after(ms));
@@ -336,7 +336,7 @@ impl Quarantine {
         let _ = work::enqueue_waiting(self.clone(), msecs_to_jiffies(delay_ms));
     }
 
-    /// Queues the work item, unless the quarantine has ended. Called with the list locked.
+    /// Queues the work item unless the quarantine has ended. The caller has locked the list.
     fn poll_soon(self: &Arc<Self>, list: &List) {
         if !list.ended {
             let _ = work::cancel_delayed(self);
@@ -381,7 +381,7 @@ impl Quarantine {
         self.table.writable(vpid);
     }
 
-    /// Frees everything after the NIC has lost bus mastering, and records for the next binding
+    /// Frees all memory after the NIC has lost bus mastering, and records for the next binding
     /// which VPIDs may get late answers. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
         let all = {
@@ -406,7 +406,7 @@ impl Quarantine {
         }
     }
 
-    /// Writes the debugfs file.
+    /// Writes the statistics to debugfs.
     pub(crate) fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kernel, process) = {
             let list = self.list.lock();

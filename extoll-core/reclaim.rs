@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Reclaim of VPIDs after their ports were closed.
+//! Reclaim of the VPIDs of closed ports.
 //!
-//! A process may have stored an incomplete descriptor (HW §8, G8). The first stores of the VPID's
-//! next owner would complete it. Descriptors may also still be in flight, and would count as the
-//! next owner's. [`protocol::nic::reclaim`] decides how to clear both; this file executes it.
+//! A process may have stored an incomplete descriptor (HW §8, G8), which the first stores of the
+//! VPID's next owner would complete. Descriptors may also still be in flight, and would be counted
+//! as those of the next owner. [`protocol::nic::reclaim`] decides how to clear both; this file
+//! executes its decisions.
 //!
-//! VPIDs that cannot be cleared at once are kept in a list under a mutex, and a work item retries.
+//! A list under a mutex keeps VPIDs that cannot be cleared at once, and a work item retries.
 //! Process context; may sleep.
 
 use crate::{context::Context, stats::Reason};
@@ -27,16 +28,16 @@ use wire::{
 
 /// Pause between two polls.
 const PAUSE: Delta = Delta::from_micros(20);
-/// Delay before the first retry for a kept VPID, and interval of further ones, in milliseconds.
+/// Delay before the first retry for a kept VPID, and interval of further retries, in milliseconds.
 const SOON_MS: u32 = 50;
 const AGAIN_MS: u32 = 500;
-/// Maximum number of kept VPIDs: all of both units.
+/// Maximum number of kept VPIDs, i.e. all VPIDs of both units.
 const MAX_PORTS: usize = 2 * Vpid::COUNT as usize;
 
-/// Clears the requester pages of a VPID, to which the caller prevents other stores. `words` is a
-/// command without effect. `patience_ms` limits the time for packets in flight. Returns true if the
-/// NIC confirmed that no packet is in flight and that it accepted the commands. A removed NIC
-/// counts as clear. May sleep.
+/// Clears the requester pages of a VPID. The caller prevents other stores to them. `words` is a
+/// command without effect. `patience_ms` limits the time in milliseconds for packets in flight.
+/// Returns true if the NIC confirmed that no packet is in flight and that it accepted the commands.
+/// A removed NIC counts as clear. May sleep.
 pub(crate) fn clear(
     ctx: &Context,
     unit: Unit,
@@ -85,16 +86,16 @@ pub(crate) fn clear(
     }
 }
 
-/// Waits until no packet of a VPID is in flight; the caller prevents new ones. Returns false on a
-/// time-out. May sleep.
+/// Waits until no packet of a VPID is in flight. The caller prevents new ones. Returns false after
+/// a time-out. May sleep.
 pub(crate) fn wait_idle(ctx: &Context, unit: Unit, vpid: Vpid, patience_ms: u32) -> bool {
     clear(ctx, unit, vpid, &[], &[], patience_ms)
 }
 
-/// Closed port whose requester may hold an incomplete descriptor, or commands that are not
-/// executed. The drop releases its VPID.
+/// Closed port whose requester may contain an incomplete descriptor, or whose commands may not have
+/// been executed yet. Drop releases its VPID.
 pub(crate) trait PendingPort: Send + Sync {
-    /// Returns whether the port has been cleared, so that its VPID can be released. May sleep, for
+    /// Clears the port if necessary, and returns whether its VPID can be released. May sleep for
     /// about 100 ms.
     fn is_clear(&self) -> bool;
 }
@@ -106,12 +107,13 @@ struct List {
 }
 
 impl List {
-    /// Adds a port. Returns it if the list has ended; the caller drops it without the lock.
+    /// Adds a port. Returns the port if the list has ended; the caller drops it after releasing the
+    /// lock.
     fn defer(&mut self, port: Arc<dyn PendingPort>) -> Option<Arc<dyn PendingPort>> {
         if self.ended {
             return Some(port);
         }
-        // Cannot fail, because the list has capacity for all VPIDs.
+        // Cannot fail: the list has capacity for all VPIDs.
         let _ = self.ports.push_within_capacity(port);
         None
     }
@@ -170,7 +172,7 @@ impl Reclaimer {
         let refused = {
             let mut list = self.list.lock();
             let refused = list.defer(port);
-            // With the list locked, so that it is not queued after the end.
+            // Queued with the list locked, so that the work item is not queued after the end.
             if refused.is_none() {
                 self.schedule(SOON_MS);
             }
@@ -179,11 +181,11 @@ impl Reclaimer {
         drop(refused);
     }
 
-    /// Releases VPIDs that are clear by now. Returns true if others remain. May sleep.
+    /// Releases the VPIDs that are clear by now. Returns whether others remain. May sleep.
     fn poll(&self) -> bool {
         let count = self.list.lock().ports.len();
         for _ in 0..count {
-            // Empty after the end.
+            // The list is empty after the end.
             let next = self.list.lock().ports.remove(0);
             let Ok(port) = next else { break };
             if !port.is_clear() {
@@ -194,8 +196,8 @@ impl Reclaimer {
         !self.list.lock().ports.is_empty()
     }
 
-    /// Ends the reclaim because the NIC is about to be shut down: releases all VPIDs, and keeps
-    /// none that are closed later. May sleep.
+    /// Ends the reclaim because the NIC is about to be shut down. Releases all VPIDs. VPIDs that
+    /// are closed later are not kept. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
         let all = {
             let mut list = self.list.lock();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Reporting of a NIC's errors: counters, the tracepoint `extoll_error`, and rate-limited log
-//! lines. No locks but those of the rate limits; any context.
+//! lines. The only locks are those of the rate limits; any context.
 
 use crate::stats::{Reason, Stats};
 use kernel::{
@@ -23,8 +23,8 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Makes the reporting. `id` identifies the NIC on this host; `log_interval_ms` is the interval
-    /// in which the log lines of a reason are limited.
+    /// Makes the reporting. `id` identifies the NIC on this host. `log_interval_ms` is the interval
+    /// in ms for which the log lines of each reason are limited.
     pub(crate) fn new(dev: &device::Device<Bound>, id: u32, log_interval_ms: u32) -> Self {
         Self {
             dev: dev.into(),
@@ -68,8 +68,8 @@ impl Report {
         trace::error(self.id, reason as u32, detail);
     }
 
-    /// Returns whether a line about `reason` may be logged now: the number of lines suppressed
-    /// since the last one.
+    /// Returns the number of suppressed lines since the last line about `reason`; `None` if no line
+    /// may be logged now.
     pub(crate) fn log_allowance(&self, reason: Reason) -> Option<u32> {
         self.limits.get(reason as usize)?.allow()
     }

@@ -3,13 +3,13 @@
 //! Register file in sysfs (directory `extoll_rf/` of the PCI device) and in debugfs (`registers/`,
 //! one file per unit).
 //!
-//! Names and formats of the sysfs files are the vendor's (docs/driver.md). Access needs
-//! `CAP_SYS_RAWIO`, because registers hold DMA addresses, and is refused under kernel lockdown.
-//! Registers with read side effects ([`wire::regs::map::DESTRUCTIVE`]) are read only by the command
-//! `read`, which is written to the register's file. Reading the file then returns the value that
-//! the command has read.
+//! Names and formats of the sysfs files are those of the vendor's driver (docs/driver.md). Access
+//! requires `CAP_SYS_RAWIO`, because registers contain DMA addresses. It is refused under kernel
+//! lockdown. Registers with read side effects ([`wire::regs::map::DESTRUCTIVE`]) are read only by
+//! the command `read`, which is written to the register's file. Reading the file then returns the
+//! value that the command has read.
 //!
-//! Process context; a mutex protects the values of such reads.
+//! Process context. A mutex protects the values that the command has read.
 
 use crate::{
     nic::{Context, Nic},
@@ -33,9 +33,9 @@ use wire::{
     regs::map::{Field, Register, RegisterIndex, PREFIX},
 };
 
-/// Maximum number of elements of an array in one file.
+/// Maximum number of array elements in one file.
 const PART: u32 = 128;
-/// Maximum number of values of explicit reads that are stored.
+/// Maximum number of stored values that the command `read` has read.
 const MAX_FOUND: usize = 32;
 /// Maximum size of a decoded array in bytes.
 const PAGE: usize = 4096;
@@ -47,12 +47,12 @@ pub(crate) type Directory = Group<RegisterFiles>;
 #[pin_data]
 pub(crate) struct RegisterFiles {
     ctx: Arc<Context>,
-    /// Offsets and values of explicit reads.
+    /// Offsets and values of registers that the command `read` has read.
     #[pin]
     found: Mutex<KVec<(RegOffset, u64)>>,
 }
 
-/// Register, part of an array, and format of a file.
+/// Identity of a file: register, part of an array, and format.
 #[derive(Clone, Copy)]
 struct Id {
     index: RegisterIndex,
@@ -104,7 +104,7 @@ pub(crate) fn directory(dev: &device::Device<Bound>, ctx: &Arc<Context>) -> Resu
         let index = register.index();
         let id = Id { index, part, raw };
         let access = register.access();
-        // Registers that only the command `read` reads must be writable for the command.
+        // A register that only the command `read` reads must be writable for that command.
         let write = access.writes() || register.is_destructive();
         Entry {
             name: Name(register, id),
@@ -115,7 +115,7 @@ pub(crate) fn directory(dev: &device::Device<Bound>, ctx: &Arc<Context>) -> Resu
     Group::new(dev, c"extoll_rf", data, entries)
 }
 
-/// Parses a number like `strtol` with base 0, but without octal numbers and signs.
+/// Parses a number as `strtol` with base 0 does, but accepts no octal numbers and no signs.
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),
@@ -124,7 +124,7 @@ fn number(text: &str) -> Option<u64> {
 }
 
 impl RegisterFiles {
-    /// Returns the elements of a file.
+    /// Returns the range of array elements that a file shows.
     fn range(register: &Register, id: Id) -> core::ops::Range<u32> {
         let first = id.part * PART;
         first..(first + PART).min(register.entries())
@@ -140,7 +140,7 @@ impl RegisterFiles {
         Ok(known.ok_or(ENODATA)?.1)
     }
 
-    /// Executes the command `read`.
+    /// Executes the command `read`, which reads a register and stores its value.
     fn read(&self, offset: RegOffset) -> Result {
         let mut found = self.found.lock();
         let value = rra::read_local(&self.ctx, offset)?;
@@ -154,8 +154,8 @@ impl RegisterFiles {
         Ok(found.push((offset, value), GFP_KERNEL)?)
     }
 
-    /// Executes a command: `value`, or `index value` for arrays. For registers with read side
-    /// effects, `read` instead of the value reads the register.
+    /// Executes a command: `value`, or `index value` for arrays. For a register with read side
+    /// effects, `read` in place of the value reads the register.
     fn command(&self, register: &Register, id: Id, text: &str) -> Result {
         let mut words = text.split_ascii_whitespace();
         let entry = if register.entries() > 1 {
@@ -192,7 +192,7 @@ fn fields(register: &Register) -> impl Iterator<Item = Field> + Clone {
     )
 }
 
-/// Returns the number of bytes that the fields of one element take in a line.
+/// Returns the length in bytes of the fields of one element in a line.
 fn width(register: &Register) -> usize {
     let each = |f: Field| f.name.len() + 3 + usize::from((f.msb - f.lsb) / 4 + 1);
     register.fields().map(each).sum()
@@ -216,7 +216,7 @@ impl Files for RegisterFiles {
         let register = Register::at(id.index).ok_or(EINVAL)?;
         admit()?;
         let range = Self::range(&register, id);
-        // Size of "Entry    0: 0000000000000000;".
+        // The constant 32 is the length of "Entry    0: 0000000000000000;".
         let fit = range.len() * (32 + width(&register)) < PAGE;
         let mut shown = 0;
         for entry in range {
@@ -268,7 +268,7 @@ pub(crate) fn sections() -> Result<KVec<CString>> {
     Ok(names)
 }
 
-/// Writes the registers of section number `n` that have no read side effects. Elements of long
+/// Writes the registers of section number `n` except those with read side effects. Elements of long
 /// arrays are omitted if they are zero.
 pub(crate) fn show_section(nic: &Nic, n: u32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let section = Register::sections().nth(n as usize);

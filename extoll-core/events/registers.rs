@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Registers that events record: finds which of their fields changed since the last report. Values
-//! and counts are atomic; any context.
+//! Registers that events record. Finds the fields that changed since the last report. Values and
+//! counts are atomic; any context.
 
 use core::fmt;
 use kernel::{
@@ -17,14 +17,14 @@ use wire::{
 /// Maximum number of changed fields in a log line.
 const SHOWN: usize = 6;
 
-/// Register that an event records, or one with ECC flags.
+/// Register that an event records, or register with ECC flags.
 pub(super) struct Word {
     pub(super) event: TriggerEvent,
     index: RegisterIndex,
     pub(super) offset: RegOffset,
     entry: u32,
     last: Atomic<u64>,
-    /// Index of the first of its fields in `causes`.
+    /// Index in `causes` of the register's first field.
     first: usize,
     count: usize,
 }
@@ -38,7 +38,7 @@ struct Cause {
 pub(super) struct Registers {
     pub(super) words: KVVec<Word>,
     causes: KVVec<Cause>,
-    /// Set after the first values were read; changes count from then on.
+    /// Set after the initial values were read. Changes are counted from then on.
     pub(super) begun: AtomicFlag,
 }
 
@@ -81,14 +81,14 @@ impl fmt::Display for Changes<'_> {
     }
 }
 
-// Implemented also for the kernel's printing macros.
+// The kernel's printing macros need this second implementation.
 impl kernel::fmt::Display for Changes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// Field name with a leading dot, after a register name.
+/// Field name, written with a leading dot after a register name.
 struct Dotted(&'static str);
 
 impl fmt::Display for Dotted {
@@ -175,7 +175,7 @@ impl Registers {
         Ok(self.words.push(word, GFP_KERNEL)?)
     }
 
-    /// Counts and returns the fields that changed since the last report.
+    /// Counts the fields that changed since the last report, and returns them.
     pub(super) fn compare<'a>(
         &'a self,
         event: TriggerEvent,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of earlier bindings: mappings do not survive the driver, but late answers may. Under a
-//! mutex; may sleep.
+//! Record of VPIDs of earlier bindings. Mappings do not survive the driver, but late answers may
+//! still come. Under a mutex; may sleep.
 
 use super::list::left_ms;
 use kernel::{
@@ -13,9 +13,9 @@ use kernel::{
 use kernel_ext::global::Global;
 use wire::ids::Vpid;
 
-/// The only instance, for the whole module.
+/// The record of this module. There is only one.
 static HISTORY: Global<History> = Global::new();
-/// Maximum number of recorded VPIDs; beyond it, the one that expires first is dropped.
+/// Maximum number of recorded VPIDs. If more are added, the one that expires first is dropped.
 const ENTRIES: usize = 2 * Vpid::COUNT as usize;
 
 /// Returns the record, while the module is loaded.
@@ -23,7 +23,7 @@ pub(super) fn get() -> Option<Arc<History>> {
     HISTORY.get()
 }
 
-/// VPIDs of devices that were unbound while commands with bus addresses may have been unanswered.
+/// VPIDs of devices that were unbound while commands with bus addresses might be unanswered.
 #[pin_data]
 pub(super) struct History {
     #[pin]
@@ -47,18 +47,19 @@ impl History {
                 let _ = list.remove(i);
             }
         }
-        // Cannot fail, because the list has the capacity.
+        // Cannot fail: the list has capacity for another entry.
         let _ = list.push_within_capacity((id, vpid, until));
     }
 
-    /// Returns the number of milliseconds for which late answers may still come, if any.
+    /// Returns the time in milliseconds for which late answers may still come; `None` if there is
+    /// none.
     pub(super) fn left_ms(&self, id: u32, vpid: Vpid) -> Option<i64> {
         let list = self.list.lock();
         let until = list.iter().find(|e| (e.0, e.1) == (id, vpid))?.2;
         Some(left_ms(until)).filter(|ms| *ms > 0)
     }
 
-    /// Calls `f` with each VPID of a NIC whose time has not passed.
+    /// Calls `f` with each VPID of a NIC for which late answers may still come.
     pub(super) fn each(&self, id: u32, mut f: impl FnMut(Vpid)) {
         let list = self.list.lock();
         let waits = list.iter().filter(|e| e.0 == id && left_ms(e.2) > 0);
@@ -71,8 +72,8 @@ impl History {
     }
 }
 
-/// Owner of the record of unbound devices. Made before the first device is bound and dropped after
-/// the last one.
+/// Owner of the record. Made before the first device is bound, and dropped after the last one was
+/// unbound.
 pub struct HistoryOwner(());
 
 impl HistoryOwner {
@@ -126,7 +127,7 @@ mod tests {
         for id in 100..100 + ENTRIES as u32 {
             history.note(id, vpid, after(20_000));
         }
-        // The entry with the latest end stays.
+        // The entry with the latest expiry stays in the list.
         assert!(history.left_ms(7, vpid).is_some());
         assert!(history.longest_ms() > 60_000);
         assert_eq!(history.list.lock().len(), ENTRIES);

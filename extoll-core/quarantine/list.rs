@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! List of held objects and their ends. The caller holds the lock of the list.
+//! List of held objects with their expiry times. The caller holds the lock of the list.
 
 use super::Quarantined;
 use crate::context::Context;
@@ -11,12 +11,12 @@ use kernel::{
 };
 use wire::ids::Vpid;
 
-/// Origin of the commands whose answers may come.
+/// Sender of the commands whose late answers may come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Source {
-    /// Kernel port with this VPID.
+    /// The kernel port with this VPID.
     Kernel(Vpid),
-    /// Process, with this VPID or with any.
+    /// A process with this VPID; `None` if the VPID is unknown.
     Process(Option<Vpid>),
 }
 
@@ -66,19 +66,19 @@ pub(super) fn left_ms(until: Instant<Monotonic>) -> i64 {
     (until - Instant::now()).as_millis()
 }
 
-/// Totals of held objects.
+/// Sums over the held objects.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sums {
     pub(super) objects: u64,
     pub(super) bytes: u64,
-    /// Number of objects held so far.
+    /// Number of objects that were held since the NIC was bound.
     pub(super) total: u64,
 }
 
-/// Entries whose time has not passed.
+/// Entries that have not expired.
 pub(super) struct List {
     head: Option<KBox<Entry>>,
-    /// Totals of kernel ports and of processes.
+    /// Sums over the objects of kernel ports and of processes.
     pub(super) kernel: Sums,
     pub(super) process: Sums,
     /// Set after the NIC has lost bus mastering.
@@ -108,9 +108,9 @@ impl List {
         }
     }
 
-    /// Adds an entry. Returns an entry that the caller must free without the lock. After the end,
-    /// that is the entry itself; for an entry without objects, it is an earlier one of the same
-    /// source, which is replaced.
+    /// Adds an entry. Returns an entry that the caller must free after releasing the lock. After
+    /// the end, the entry itself is returned. An entry without objects replaces an earlier one of
+    /// the same source, which is returned.
     pub(super) fn push(&mut self, mut entry: KBox<Entry>) -> Option<KBox<Entry>> {
         if self.ended {
             return Some(entry);
@@ -156,18 +156,19 @@ impl List {
         core::iter::successors(self.head.as_deref(), |e| e.next.as_deref())
     }
 
-    /// Returns the milliseconds until the first of the entries that `f` selects expires.
+    /// Returns the time in milliseconds until the first entry that `f` selects expires.
     pub(super) fn first_ms(&self, f: impl Fn(&Entry) -> bool) -> Option<i64> {
         let some = self.iter().filter(|e| f(e));
         some.map(|e| left_ms(e.until)).min()
     }
 }
 
-/// Frees a list without recursion. Must run before the device is unbound. May sleep.
+/// Frees the entries of a list, without recursion. Must be called before the device is unbound. May
+/// sleep.
 pub(super) fn free(ctx: &Context, mut list: Option<KBox<Entry>>) {
     while let Some(mut entry) = list {
         list = entry.next.take();
-        // Locks the device once per entry. Without a device the mappings stay.
+        // The device is locked once per entry. If it is not bound, the mappings stay.
         let _ = ctx.with_bound(|dev| {
             for held in core::mem::replace(&mut entry.items, KVVec::new()) {
                 held.free(dev);
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!(taken.map(number).sum::<u16>(), 1 + 3);
         assert_eq!(list.iter().map(number).sum::<u16>(), 2 + 4 + 5);
         assert_eq!((list.kernel.bytes, list.process.bytes), (20, 7));
-        // Memory of processes does not delay the kernel's ports.
+        // Entries of processes do not delay ports of the kernel.
         let ours = |e: &Entry| matches!(e.source, Source::Kernel(_));
         assert!(list.first_ms(ours).is_some_and(|ms| ms > 60_000));
         assert!(list.first_ms(|_| true).is_some_and(|ms| ms <= 50_000));
