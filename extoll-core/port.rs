@@ -320,8 +320,8 @@ impl<U: PortUnit, G: Send + Sync + 'static> PortCore<U, G> {
     /// false after a time-out.
     fn wait_executed(&self) -> bool {
         let ms = match self.owner {
-            // The next owner of this VPID is also a kernel port, whose memory these commands cannot
-            // access.
+            // Only kernel ports use these VPIDs, and the kernel need not be protected from its own
+            // commands.
             Owner::Kernel if self.vpid >= Vpid::USER_END => return true,
             Owner::Kernel => CLOSE_MS,
             Owner::Process { .. } => PROCESS_EXECUTE_MS,

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Buffer queues: VELO mailboxes and RMA notification queues (HW §7), also those of processes.
+//! Buffer queues (HW §7): VELO mailboxes and RMA notification queues, of the kernel and of
+//! processes.
 //!
-//! Ownership: the NIC writes slots from its write pointer up to one slot before the read pointer
-//! that software last wrote to `rp`. A slot whose status word (last word) is not zero belongs to
-//! software. Software reads it, zeroes the status word, advances, and updates the NIC's read
-//! pointer from time to time. Only the consumer of a [`Queue`] advances.
+//! Ownership: the NIC writes slots from its write pointer on. It stops one slot before the read
+//! pointer that software last wrote to `rp`. A slot belongs to software if its status word (last
+//! word) is not zero. Software reads the slot, zeroes the status word, advances, and updates the
+//! NIC's read pointer from time to time. Only the consumer of a [`Queue`] advances.
 //!
-//! No locks. Allocation and draining may sleep; other functions work in any context.
+//! There are no locks. Allocation and draining may sleep. Other functions work in any context.
 
 use crate::{context::Context, dma::DmaWords, hw::Hw, quirks, time::patience};
 use kernel::{
@@ -31,7 +32,7 @@ use wire::{
 const SEGMENT_BYTES: u64 = 256 * 1024;
 /// Maximum size of a queue in bytes.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
-/// Maximum number of slots per message.
+/// Maximum number of slots that a message occupies.
 const MESSAGE_SLOTS: u32 = 3;
 /// Number of slots that are freed between two reschedules.
 const RESCHED_SLOTS: u32 = 4096;
@@ -51,15 +52,15 @@ pub(crate) fn clear(hw: &Hw, unit: Unit, vpid: Vpid) {
     }
 }
 
-/// Returns the NIC's write pointer: the slot of the VPID's queue that it writes next. Reads a
-/// register. `None` if the device was removed. Any context.
+/// Returns the NIC's write pointer, i.e. the slot of the VPID's queue that the NIC writes next;
+/// `None` if the device was removed. Reads a register. Any context.
 pub(crate) fn write_pointer(ctx: &Context, unit: Unit, vpid: Vpid) -> Option<u32> {
     let hw = ctx.alive_access()?;
     let raw = hw.rf.read(BqRegs(unit).wp_lwp_dcq_rp(vpid));
     (!ctx.check_removed(&hw, raw)).then(|| WritePointers(raw).lwp())
 }
 
-/// Sets up the queue engines like `extoll_bq` does in its probe (HW §3.2).
+/// Sets up the queue engines as `extoll_bq` does in its probe (HW §3.2).
 pub(crate) fn init(ctx: &Context) -> Result {
     for unit in [Unit::Velo, Unit::Rma] {
         for vpid in Vpid::all() {
@@ -99,8 +100,8 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: no whole number of segments or pages, more than 512 segments, a segment of more
-    /// than 65,536 slots, or more than 64 MiB.
+    /// `EINVAL`: the size is not a whole number of segments or pages, there are more than 512
+    /// segments or more than 65,536 slots per segment, or the size exceeds 64 MiB.
     pub(crate) fn new(slot: SlotCode, bytes: u64, segment: u64) -> Result<Self> {
         let segment = segment.min(bytes);
         let count = bytes.checked_div(segment).ok_or(EINVAL)?;
@@ -124,8 +125,8 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// `EINVAL` unless `bytes` is a power of two of 512 KiB…64 MiB. The minimum is two segments
-    /// (G10).
+    /// `EINVAL` unless `bytes` is a power of two of 512 KiB…64 MiB. The minimum corresponds to two
+    /// segments (G10).
     pub(crate) fn of_kernel(slot: SlotCode, bytes: u32) -> Result<Self> {
         let bytes = u64::from(bytes);
         if !bytes.is_power_of_two() || bytes < quirks::MIN_SEGMENTS * SEGMENT_BYTES {
@@ -143,7 +144,7 @@ impl Layout {
     }
 }
 
-/// Memory of a segment: exclusive, or shared with mappings of a process.
+/// Memory of a segment. It is exclusive, or shared with mappings of a process.
 pub(crate) trait SegmentMemory {
     fn words(&self) -> &DmaWords;
 }
@@ -174,7 +175,7 @@ impl Slot<'_> {
         self.memory.read(self.first + index)
     }
 
-    /// Returns the status word, which is the last one; 0 while the NIC owns the slot.
+    /// Returns the status word, i.e. the last word; 0 while the NIC owns the slot.
     #[inline]
     pub(crate) fn status(&self) -> u64 {
         self.word(self.words - 1)
@@ -187,7 +188,7 @@ impl Slot<'_> {
     }
 }
 
-/// Memory of one queue, with its unit and VPID.
+/// Memory of one queue, and the unit and VPID that it belongs to.
 pub(crate) struct Queue<M = DmaWords> {
     unit: Unit,
     vpid: Vpid,
@@ -214,8 +215,8 @@ impl Queue<DmaWords> {
 }
 
 impl Queue<Arc<DmaWords>> {
-    /// Like [`Queue::new`], charged to the memory control group of the calling process. Processes
-    /// can map the segments.
+    /// Allocates a queue like [`Queue::new`], charged to the memory control group of the calling
+    /// process. Processes can map the segments.
     pub(crate) fn accounted(
         dev: &device::Device<Bound>,
         unit: Unit,
@@ -267,14 +268,14 @@ impl<M: SegmentMemory> Queue<M> {
         self.slots
     }
 
-    /// Returns the memory of the segments, in order.
+    /// Returns the memory of the segments, in the order of their slots.
     pub(crate) fn segments(&self) -> &[M] {
         &self.segments
     }
 
-    /// Writes the registers in the creation order of HW §7. With `arm`, the VPID's interrupts are
-    /// armed. With a single segment, the next segment is the same one (HW §7 for VELO; G10). The
-    /// VPID must be disabled.
+    /// Writes the registers in the creation order of HW §7. If `arm` is set, arms the VPID's
+    /// interrupt. A single segment is its own successor (HW §7 for VELO; G10). The VPID must be
+    /// disabled.
     ///
     /// # Errors
     ///
@@ -313,7 +314,7 @@ impl<M: SegmentMemory> Queue<M> {
         Ok(())
     }
 
-    /// Returns slot `index`, which must be less than [`Queue::slots`]; `None` for others.
+    /// Returns slot `index`; `None` if it is not less than [`Queue::slots`].
     #[inline]
     pub(crate) fn slot(&self, index: u32) -> Option<Slot<'_>> {
         let (segment, within) = match self.shift {
@@ -331,7 +332,7 @@ impl<M: SegmentMemory> Queue<M> {
         })
     }
 
-    /// Returns the status word of a slot; 0 outside of the queue.
+    /// Returns the status word of a slot; 0 if the slot is outside of the queue.
     #[inline]
     pub(crate) fn status(&self, index: u32) -> u64 {
         self.slot(index).map_or(0, |slot| slot.status())
@@ -366,9 +367,9 @@ impl<M: SegmentMemory> Queue<M> {
         }
     }
 
-    /// Writes the read pointer to the NIC, as an index into the whole queue and not into a segment
-    /// (G10). With `arm`, the VPID's interrupt is unmasked. Only for queues that never become full;
-    /// see [`protocol::nic::ring_consumer`].
+    /// Writes the read pointer to the NIC, as an index into the whole queue instead of a segment
+    /// (G10). If `arm` is set, unmasks the VPID's interrupt. Only for queues that never become
+    /// full; see [`protocol::nic::ring_consumer`].
     pub(crate) fn commit(&self, hw: &Hw, slot: u32, arm: bool) {
         hw.rf.write(
             BqRegs(self.unit).rp(self.vpid),
@@ -376,15 +377,15 @@ impl<M: SegmentMemory> Queue<M> {
         );
     }
 
-    /// Returns true if packets may be waiting for free slots when the write pointer is `lwp`. A
-    /// message takes up to three slots.
+    /// Returns whether packets may be waiting for free slots when the write pointer is `lwp`. A
+    /// message occupies up to three slots.
     fn is_full(&self, hw: &Hw, lwp: u32) -> bool {
         let lrp = Rp(hw.rf.read(BqRegs(self.unit).rp(self.vpid))).lrp();
         if lwp >= self.slots || lrp >= self.slots {
             return false;
         }
-        // If the pointers are equal, the queue is full, or empty and of a process that leaves no
-        // slot unused (G10).
+        // If the pointers are equal, the queue is full. It may also be empty, if it belongs to a
+        // process that leaves no slot unused (G10).
         match self.distance(lwp, lrp) {
             0 => (0..self.slots).any(|slot| self.status(slot) != 0),
             free => free <= MESSAGE_SLOTS,
@@ -394,7 +395,8 @@ impl<M: SegmentMemory> Queue<M> {
     /// Frees slots until no more waiting packets enter the queue, because waiting packets could
     /// block queues of other VPIDs. The packets are lost, because the queue has no consumer any
     /// more. The number of rounds is limited, because a peer may send faster than the queue is
-    /// drained. Freeing the slots takes at most 100 ms; the pauses take less than 2 ms. May sleep.
+    /// drained. Freeing the slots takes at most 100 ms, and the pauses take less than 2 ms. May
+    /// sleep.
     ///
     /// The vendor's driver drains queues of processes after it has disabled the VPID (HW §9.7). It
     /// is unknown whether a NIC still admits waiting packets after that (G10), so callers also
@@ -419,9 +421,9 @@ impl<M: SegmentMemory> Queue<M> {
                 }
             }
             barrier::wmb();
-            // First, a pointer that means an empty queue by both rules for a full queue (G10). If
-            // no packet comes, the vendor's value, for a NIC that considers equal pointers a full
-            // queue. Finally the first pointer again.
+            // First store a pointer that means an empty queue by both possible rules for a full
+            // queue (G10). If no packet arrives, store the vendor's value, for a NIC that considers
+            // equal pointers a full queue. Finally store the first pointer again.
             for lrp in [lwp, self.next(lwp, 1), lwp] {
                 if let Some(hw) = ctx.alive_access() {
                     hw.rf.write(reg, Rp(0).with_lrp(lrp).raw());

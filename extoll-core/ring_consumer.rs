@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Consumer of a buffer queue. [`protocol::nic::ring_consumer`] decides; this file holds the slots,
-//! the registers, and the work item that monitors a queue whose owner waits for an interrupt.
+//! Consumer of a buffer queue. [`protocol::nic::ring_consumer`] makes the decisions. This file
+//! contains the slots, the registers, and the work item that monitors a queue whose owner waits for
+//! an interrupt.
 //!
-//! A queue has one consumer, so there are no locks. Any context, unless a function says otherwise.
+//! A queue has one consumer, so there are no locks. Functions run in any context unless their
+//! comment says otherwise.
 
 use crate::{
     context::Context,
@@ -28,20 +30,20 @@ use kernel_ext::{barrier, net::BhDisabled, work};
 use protocol::nic::ring_consumer::{LostIrqGuard, RingConsumer};
 use wire::ids::Vpid;
 
-/// Marks an unarmed queue: its owner waits without an interrupt, so the monitor must wake it for
-/// any write pointer.
+/// Value of `next` for a queue that could not be armed. Its owner waits without an interrupt, so
+/// the monitor wakes it for any write pointer.
 const UNARMED: u32 = u32::MAX;
 
-/// Way in which a poll ends before its budget is used up.
+/// How a poll ends before its budget is used up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stop {
-    /// The last entry was consumed.
+    /// The poll ends, and the last entry was consumed.
     Consumed,
-    /// The last entry stays in the queue and is the first one of the next poll.
+    /// The poll ends, and the last entry stays in the queue as the first one of the next poll.
     Kept,
 }
 
-/// Return type of the closure of a poll: `()`, or whether to stop.
+/// Return type of the closure that a poll calls: `()`, or a value that says whether to stop.
 pub trait PollFlow {
     /// Returns whether to continue, or how to stop.
     fn flow(self) -> ControlFlow<Stop>;
@@ -59,11 +61,11 @@ impl PollFlow for ControlFlow<Stop> {
     }
 }
 
-/// Consumer of one queue. The drop cancels the monitor's work item, unless it runs.
+/// Consumer of one queue. Drop cancels the monitor's work item unless it is running.
 pub(crate) struct Consumer {
     consumer: RingConsumer,
     guard: LostIrqGuard,
-    /// Slot at which the queue was last armed, and the number of interrupts until then.
+    /// Slot at which the queue was last armed, and the number of interrupts before that.
     armed: Option<(u32, u64)>,
     monitor: Arc<QueueMonitor>,
 }
@@ -109,7 +111,7 @@ impl Consumer {
             .count() as u32
     }
 
-    /// Returns the number of slots that the NIC has written, from the next one on. Reads a
+    /// Returns the number of slots that the NIC has written and that were not read. Reads a
     /// register.
     pub(crate) fn unread(&self) -> u32 {
         self.monitor.unread(&self.consumer)
@@ -128,11 +130,11 @@ impl Consumer {
     /// or bottom halves, so that little time passes between the check of the queue and the store.
     pub(crate) fn rearm(&mut self, queue: &Queue, stats: &PortStats) {
         let next = self.consumer.next();
-        // Read before the store, because later interrupts are counted at once.
+        // The count is read before the store, so that later interrupts are noticed.
         let armed = Some((next, stats.interrupts.load(Relaxed)));
         if self.armed == armed {
-            // No interrupt came since then: another event caused this poll, such as an interrupt of
-            // the interface's other queue.
+            // No interrupt arrived since the queue was armed: another event caused this poll, for
+            // example an interrupt of the interface's other queue.
             self.monitor.expect(next, false);
             return;
         }
@@ -144,8 +146,8 @@ impl Consumer {
                 if self.monitor.found.xchg(false, Full) {
                     self.guard.found();
                 }
-                // Read the register first; the entries that it counts may have arrived in the queue
-                // by the check of the slot.
+                // The register is read before the slot is checked, because an entry that the
+                // register counts may arrive in the queue in between.
                 let comes = self.guard.must_confirm()
                     && self.monitor.unread(&self.consumer) != 0
                     && queue.status(next) == 0;
@@ -157,7 +159,7 @@ impl Consumer {
 
 impl Drop for Consumer {
     fn drop(&mut self) {
-        // Without a consumer, a missed call does no harm.
+        // The queue has no consumer any more, so the monitor's call is not needed.
         let _ = work::cancel_delayed(&self.monitor);
     }
 }
@@ -169,10 +171,10 @@ pub(crate) struct QueueMonitor {
     ctx: Arc<Context>,
     table: Arc<Table>,
     vpid: Vpid,
-    /// Slot that the owner waits for, or [`UNARMED`], and the start of the wait.
+    /// Slot that the owner waits for, or [`UNARMED`]; `since` is the time at which the wait began.
     next: Atomic<u32>,
     since: AtomicTime,
-    /// Set if an entry was found without an interrupt.
+    /// Set if the monitor found an entry without an interrupt.
     found: AtomicFlag,
     #[pin]
     work: DelayedWork<QueueMonitor>,
@@ -192,8 +194,8 @@ impl WorkItem for QueueMonitor {
             if late && waits_for != UNARMED {
                 this.found.store(true, Relaxed);
             }
-            // The owner's poll detects a missing entry or a lost interrupt. Softirqs that it raises
-            // run when bottom halves are enabled again.
+            // The owner's poll detects a missing entry or a lost interrupt. Softirqs that the owner
+            // raises run when bottom halves are enabled again.
             let _bh = BhDisabled::new();
             this.table.interrupt(this.vpid);
         }
@@ -228,7 +230,7 @@ impl QueueMonitor {
         queue::write_pointer(&self.ctx, self.table.unit(), self.vpid)
     }
 
-    /// Returns the number of slots by which the NIC's write pointer is ahead.
+    /// Returns the number of slots from the consumer's position to the NIC's write pointer.
     fn unread(&self, consumer: &RingConsumer) -> u32 {
         self.pointer().map_or(0, |lwp| consumer.unread(lwp))
     }
@@ -242,8 +244,8 @@ impl QueueMonitor {
         }
     }
 
-    /// Queues the work item, unless it is queued; with a short delay if an entry is known to be in
-    /// flight.
+    /// Queues the work item, which then compares the write pointer with `next`. `comes` says that
+    /// an entry is known to be in flight; the delay is then short.
     fn expect(self: &Arc<Self>, next: u32, comes: bool) {
         self.next.store(next, Relaxed);
         self.since.store(now());

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! RMA: PUT, GET, lock operations, notifications (HW §10).
+//! RMA unit: PUT, GET, lock operations and notifications (HW §10).
 //!
 //! [`Rma::open`] returns the two halves of a port: a [`Requester`], which can be cloned and shared,
-//! and its queue of [`Notifications`], which has one owner. The port is closed in the background
-//! when all of them are dropped, which is possible in any context. To wait until the port is
-//! closed, call `close` on all of them. [`transfer::Engine`] takes both halves and offers transfers
-//! of any length, each with a completion and a deadline.
+//! and its queue of [`Notifications`], which has one owner. All of them can be dropped in any
+//! context. The port is closed in the background when the last one is dropped. To wait until the
+//! port is closed, call `close` on all of them. [`transfer::Engine`] owns both halves and offers
+//! transfers of any length, each with a completion and a deadline.
 //!
-//! A command names memory by [`Address`], in one of two ways. Bus addresses on both sides are
-//! checked by no hardware. Memory at such an address must stay mapped for the device until a
-//! notification reports that the command is done. If there is none, closing the port is not enough;
-//! see [`crate::quarantine`]. A local [`Region`](crate::atu::Region) and an NLA of the peer are
-//! checked by the ATUs.
+//! A command names memory by [`Address`], in one of two ways. No hardware checks bus addresses.
+//! Memory at a bus address must stay mapped for the device until a notification reports that the
+//! command is done. If the notification does not arrive, closing the port is not enough; see
+//! [`crate::quarantine`]. The ATUs check a local [`Region`](crate::atu::Region) and an NLA of the
+//! peer.
 //!
-//! Posting a command works in any context and takes the port's spinlock, which disables interrupts.
-//! Polling notifications works in any context without a lock. Opening and closing may sleep.
+//! Posting a command works in any context and acquires the port's spinlock, which disables
+//! interrupts. Polling notifications works in any context without a lock. Opening and closing may
+//! sleep.
 //!
 //! ```
 //! use extoll_core::{
@@ -85,9 +86,9 @@ const PAGES: u8 = 32;
 /// Default size of the notification queue in bytes (HW §7).
 pub const DEFAULT_QUEUE_BYTES: u32 = 2 << 20;
 
-/// Open port.
+/// Open RMA port.
 type Port = KernelPort<Rma, PACKET_WORDS>;
-/// Handle of an open port.
+/// Handle of an open RMA port.
 type Handle = PortHandle<Rma, PACKET_WORDS>;
 
 /// RMA unit of one NIC.
@@ -151,7 +152,7 @@ impl PortUnit for Rma {
         hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
     }
 
-    /// Zeroes the VPID's locks, so that the next owner cannot read values of this one (HW §10.9).
+    /// Zeroes the VPID's locks, so that the next owner cannot read values of this owner (HW §10.9).
     fn clear_memory(&self, vpid: Vpid) {
         self.locks.clear(vpid);
     }
@@ -179,7 +180,7 @@ impl PortUnit for Rma {
 }
 
 impl Rma {
-    /// Makes the unit; `table` holds its VPIDs. May sleep.
+    /// Makes the unit. `table` holds its VPIDs. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
@@ -208,16 +209,16 @@ impl Rma {
     }
 
     /// Opens a port with the given VPID, or with the user VPID that has been free for longest.
-    /// `queue_bytes` is the size of its notification queue, a power of two of 512 KiB…64 MiB (16
-    /// bytes per notification, see [`DEFAULT_QUEUE_BYTES`]). Interrupts are armed, but cause no
-    /// call before [`Requester::attach`]. The VPID may stay disabled for a while
+    /// `queue_bytes` is the size of its notification queue in bytes, a power of two of 512 KiB…64
+    /// MiB (see [`DEFAULT_QUEUE_BYTES`]). A notification occupies 16 bytes. Interrupts are armed,
+    /// but no client is called before [`Requester::attach`]. The VPID may stay disabled for a while
     /// ([`Requester::is_enabled`]). May sleep.
     ///
     /// # Errors
     ///
     /// `EBUSY` if the VPID is in use, or commands or memory of its last owner are still pending.
-    /// `ENOSPC` if no VPID is free. `EINVAL` for the size, `ENOMEM`. `ENODEV` if the device was
-    /// removed.
+    /// `ENOSPC` if no VPID is free. `EINVAL` for an invalid size. `ENOMEM`. `ENODEV` if the device
+    /// was removed.
     pub fn open(
         self: &Arc<Self>,
         vpid: Option<Vpid>,
@@ -229,7 +230,7 @@ impl Rma {
         Ok((Requester::new(port), notifications))
     }
 
-    /// Sets up the unit like `rma2` does in its probe (HW §3.5). `mps` and `mrrs` are the PCIe
+    /// Sets up the unit as `rma2` does in its probe (HW §3.5). `mps` and `mrrs` are the PCIe
     /// maximum payload and read request sizes in bytes. May sleep.
     pub(crate) fn init(&self, mps: u32, mrrs: u32) -> Result {
         let ctx = &self.base.ctx;
@@ -274,7 +275,7 @@ impl Rma {
         Ok(())
     }
 
-    /// Disconnects the unit from the network and forgets the lock memory.
+    /// Disconnects the unit from the network and removes the address of the lock memory from it.
     pub(crate) fn stop(&self) {
         let Some(hw) = self.base.ctx.alive_access() else {
             return;

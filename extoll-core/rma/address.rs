@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Operands of RMA commands: the peer, and memory on both sides. Any context; takes the spinlock of
-//! a region at most.
+//! Operands of RMA commands: the peer, and the memory on both sides. Any context. The only lock is
+//! the spinlock of a region.
 
 use super::Requester;
 use crate::atu::Region;
@@ -17,14 +17,15 @@ pub struct Peer {
     pub node: NodeId,
     /// Remote VPID.
     pub vpid: Vpid,
-    /// Requested notifications.
+    /// Notifications that the command requests.
     pub notify: NotifySpec,
-    /// Options of the requester page: traffic class, remote registers, interrupts. The [`Address`]
-    /// decides about translation.
+    /// Options of the requester page: traffic class, remote registers, interrupts. [`Address`]
+    /// determines the option for translation.
     pub page: PageOptions,
     /// Modifiers: one notification per fragment (NTR), multicast. The NIC may reject some (G14).
     pub modifiers: Modifiers,
-    /// Use quadword instead of byte GETs and PUTs; lengths and addresses are then multiples of 8.
+    /// Use quadword GETs and PUTs instead of byte commands. Lengths and addresses must then be
+    /// multiples of 8.
     pub quadwords: bool,
 }
 
@@ -42,20 +43,22 @@ impl Peer {
     }
 }
 
-/// Memory on both sides of a command. The NIC translates both sides or none (HW §10.1).
+/// Memory on both sides of a command. The NIC translates the addresses of both sides, or of none
+/// (HW §10.1).
 #[derive(Clone, Copy)]
 pub enum Address<'a> {
-    /// Bus addresses. If a command does not complete, its memory must go to [`crate::quarantine`]
-    /// instead of being freed.
+    /// Memory named by bus addresses. If a command does not complete, its memory must go to
+    /// [`crate::quarantine`] instead of being freed.
     Bus {
         /// Address in memory of this node.
         local: BusAddr,
         /// Address in memory of the peer's node.
         remote: BusAddr,
     },
-    /// Registered memory.
+    /// Registered memory, named by NLAs.
     Region {
-        /// Local region. It must be alive, belong to the port's NIC and VPID, and allow the access.
+        /// Local region. It must be alive, belong to the port's NIC and VPID, and permit the
+        /// access.
         region: &'a Region,
         /// Byte offset in the region.
         offset: usize,
@@ -73,8 +76,8 @@ pub(super) struct Ends {
 }
 
 impl Address<'_> {
-    /// Checks the local memory and returns both addresses. `port` reads `len` bytes there, or
-    /// writes them (`write`, for a GET).
+    /// Checks the local memory and returns both addresses; `None` if the memory is not permitted.
+    /// `write` says whether `port` writes `len` bytes to it (GET) or reads them (PUT).
     pub(super) fn ends(&self, port: &Requester, write: bool, len: u64) -> Option<Ends> {
         match *self {
             Address::Bus { local, remote } => Some(Ends {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Memory of the RMA locks, on which peers operate by lock commands (HW §10.6).
+//! Memory of the RMA locks, which peers change by lock commands (HW §10.6).
 //!
-//! The memory is under a mutex; everything here may sleep.
+//! A mutex protects the memory. All functions may sleep.
 
 use crate::dma::DmaWords;
 use kernel::{new_mutex, prelude::*, sync::Mutex};
 use wire::ids::Vpid;
 
-/// Locks in host memory, present from [`Locks::set_memory`] to [`Locks::free`].
+/// Locks in host memory. The memory exists from [`Locks::set_memory`] to [`Locks::free`].
 #[pin_data]
 pub(crate) struct Locks {
     #[pin]

@@ -2,7 +2,7 @@
 
 //! Notification queue of an RMA port: polling and arming of its interrupt.
 //!
-//! The queue has one consumer and needs no lock. Any context, but for `close`.
+//! The queue has one consumer and needs no lock. All functions except `close` run in any context.
 
 use super::{Handle, Notification};
 use crate::{
@@ -26,10 +26,10 @@ impl Notifications {
         }
     }
 
-    /// Processes up to `budget` notifications with `f` and returns their number. The number is
-    /// smaller than `budget` if the queue is empty or `f` stopped. Slots that stay empty although
-    /// the NIC wrote them are skipped. Accesses registers only to update the read pointer from time
-    /// to time, and to poll the write pointer while the queue is empty. Any context.
+    /// Processes up to `budget` notifications with `f` and returns their number. It is smaller than
+    /// `budget` if the queue is empty or `f` stopped the poll. Slots that stay empty although the
+    /// NIC wrote them are skipped. Registers are accessed only to update the read pointer from time
+    /// to time, and to read the write pointer while the queue is empty. Any context.
     ///
     /// `f` returns `()`, or a [`ControlFlow`] that stops the poll:
     ///
@@ -110,21 +110,22 @@ impl Notifications {
         done
     }
 
-    /// Drops the queue and waits like [`Requester::close`](super::Requester::close). May sleep, for
-    /// some 100 ms.
+    /// Drops the queue. If it is the last handle of the port, waits until the port is closed, like
+    /// [`Requester::close`](super::Requester::close). May sleep for some 100 ms.
     pub fn close(self) {
         let Self { port, consumer } = self;
         drop(consumer);
         port.close();
     }
 
-    /// Returns true if a notification is in the queue. No register access. Any context.
+    /// Returns whether a notification is in the queue. No register access. Any context.
     pub fn pending(&self) -> bool {
         self.port.queue.status(self.consumer.next()) != 0
     }
 
-    /// Arms the port's interrupt after the queue was found empty. If it returns true, a
-    /// notification has arrived: poll again, because its interrupt may not come (G7). Any context.
+    /// Arms the port's interrupt after the queue was found empty. Returns whether a notification
+    /// has arrived. The caller must then poll again, because the interrupt for it may not be raised
+    /// (G7). Any context.
     #[must_use]
     pub fn rearm(&mut self) -> bool {
         let port = &self.port;

@@ -3,15 +3,15 @@
 //! Waits until the NIC has executed all commands of a closed RMA port.
 //!
 //! The network may block commands that the NIC has already accepted. When the NIC executes such a
-//! command later, it uses the VPID's current table entry (HW §10.7). With a new owner, that would
-//! be the new owner's protection descriptor and translations. So the VPID is reused only after all
-//! commands are executed.
+//! command later, it uses the VPID's current table entry (HW §10.7). If the VPID had a new owner,
+//! the command would run with that owner's protection descriptor and translations. A VPID is
+//! therefore reused only after all its commands are executed.
 //!
-//! To detect that, the driver posts one command in each traffic class, because the NIC executes
-//! commands of a VPID in order within a class (HW §10.8). Each requests a notification with a
-//! random number, in a queue that no process can see.
+//! To detect that, the driver posts one command in each traffic class, because the NIC executes a
+//! VPID's commands in order within a class (HW §10.8). Each of these commands requests a
+//! notification with a random number, in a queue that no process can read.
 //!
-//! Runs in process context and sleeps. Takes no locks of its own.
+//! The functions run in process context, sleep, and acquire no locks.
 
 use crate::{
     context::Context,
@@ -41,13 +41,13 @@ use wire::{
 };
 
 const CLASSES: u8 = 4;
-/// Longest pause between two polls, in microseconds.
+/// Maximum pause between two polls, in microseconds.
 const PAUSE_US: i64 = 1000;
 const QUEUE_BYTES: u64 = BusAddr::PAGE_SIZE;
 
-/// Waits up to `patience_ms` until all commands of an RMA VPID are executed. The VPID is closed and
-/// has no translations and no queue, before and after the call. Its commands run with the
-/// protection descriptor `protection` that they had. Returns true also if the NIC was removed. May
+/// Waits up to `patience_ms` milliseconds until all commands of an RMA VPID are executed. Before
+/// and after the call, the VPID is closed and has neither translations nor a queue. `protection` is
+/// the protection descriptor that its commands had. If the NIC was removed, the result is true. May
 /// sleep.
 pub(crate) fn wait_executed(ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i64) -> bool {
     if !ctx.is_alive() {
@@ -60,8 +60,8 @@ pub(crate) fn wait_executed(ctx: &Context, vpid: Vpid, protection: u16, patience
     })
 }
 
-/// Disables the VPID and removes its queue, draining it like that of a port: packets that wait for
-/// room in it could block queues of other VPIDs. May sleep.
+/// Disables the VPID and removes its queue. Drains the queue, because packets that wait for free
+/// slots could block queues of other VPIDs. May sleep.
 fn remove(queue: &Queue, ctx: &Context, vpid: Vpid) {
     let reg = BqRegs(Unit::Rma).ub(vpid);
     queue.drain(ctx);
@@ -69,12 +69,12 @@ fn remove(queue: &Queue, ctx: &Context, vpid: Vpid) {
         hw.rf.write(rma::vpid_table(vpid), rma::VPID_DISABLED);
         hw.rf.read(reg);
     }
-    // Drains notifications that arrived between the first draining and disabling.
+    // Drains notifications that arrived after the first draining and before the VPID was disabled.
     queue.drain(ctx);
     ctx.revoke_confirmed(reg, |hw| queue::clear(hw, Unit::Rma, vpid));
 }
 
-/// Returns the commands. The notification of class k carries `number` + k.
+/// Returns one command for each traffic class. The notification of class k contains `number` + k.
 fn commands(
     node: NodeId,
     vpid: Vpid,
@@ -111,7 +111,7 @@ fn new_queue(ctx: &Context, vpid: Vpid) -> Result<Queue> {
     ctx.with_bound(|dev| Queue::new(dev, Unit::Rma, vpid, layout))?
 }
 
-/// Pops the content of a slot; `None` if it is empty.
+/// Removes the entry in a slot and returns its content; `None` if the slot is empty.
 fn pop(queue: &Queue, slot: u32) -> Option<[u64; 2]> {
     let slot = queue.slot(slot)?;
     let status = slot.status();
@@ -149,8 +149,8 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
                 return true;
             };
             let reg = wcbuf::state(Unit::Rma, vpid);
-            // The NIC may drop commands (HW §8). It continues after the driver has cleared the
-            // retry flag.
+            // The NIC may drop commands (HW §8). It accepts new ones after the driver has cleared
+            // the retry flag.
             let state = State(hw.rf.read(reg));
             if state.retry() && !state.is_all_ones() {
                 tx::reset_state(&hw, Unit::Rma, vpid);
@@ -161,8 +161,8 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
             }
         }
         let before = next;
-        // The number of slots limits one pass, because pending commands of the former owner may
-        // produce notifications continuously.
+        // A pass processes at most one notification per slot, because pending commands of the
+        // former owner may produce notifications continuously.
         for _ in 0..queue.slots() {
             let Some(content) = pop(queue, next) else {
                 break;
@@ -188,7 +188,7 @@ fn run(queue: &Queue, ctx: &Context, vpid: Vpid, protection: u16, patience_ms: i
     }
 }
 
-/// Posts the commands of the classes that are not in `seen`.
+/// Posts the commands of the traffic classes that are not in the bitmap `seen`.
 fn post(hw: &Hw, node: NodeId, vpid: Vpid, number: u64, seen: u32) -> bool {
     commands(node, vpid, number)
         .enumerate()
@@ -201,8 +201,8 @@ fn post(hw: &Hw, node: NodeId, vpid: Vpid, number: u64, seen: u32) -> bool {
         })
 }
 
-/// Returns the traffic class of the posted command that `words` reports, if it is one of those with
-/// `number`.
+/// Returns the traffic class of the posted command that the notification `words` reports; `None` if
+/// it reports another command.
 fn class_of(words: [u64; 2], number: u64) -> Option<u64> {
     let notification = Notification::decode(words).ok().flatten()?;
     let class = notification.word0.wrapping_sub(number);

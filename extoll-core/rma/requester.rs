@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Requester half of an RMA port: posting of commands.
+//! Requester half of an RMA port, which posts commands.
 //!
-//! Posting works in any context and takes the port's spinlock, which disables interrupts.
+//! Posting works in any context and acquires the port's spinlock, which disables interrupts.
 
 use super::{
     address::{Address, Ends, Peer},
@@ -32,7 +32,7 @@ impl Requester {
         self.port.core().vpid()
     }
 
-    /// Returns the NIC's context: identity, status, liveness.
+    /// Returns the NIC's context: its identity, status and liveness.
     pub fn context(&self) -> &Arc<Context> {
         self.port.core().ctx()
     }
@@ -43,44 +43,45 @@ impl Requester {
     }
 
     /// Returns false while [`crate::quarantine`] keeps the VPID disabled. During that time commands
-    /// fail with `Retry`, and the NIC accepts no answers or commands of peers. [`Client::writable`]
-    /// is called when the VPID is enabled. Any context.
+    /// fail with `Retry`, and the NIC accepts neither answers nor commands of peers.
+    /// [`Client::writable`] is called when the VPID is enabled. Any context.
     pub fn is_enabled(&self) -> bool {
         !self.port.core().unit().quarantine.is_disabled(self.vpid())
     }
 
-    /// Sets the client, which is called for interrupts and when commands can be posted again.
-    /// Replaces an earlier client, which is not called after this returns. Call
-    /// [`rearm`](super::Notifications::rearm) afterwards. Must not be called from a client's
-    /// method.
+    /// Sets the client, which is called for interrupts and when commands can be posted again. It
+    /// replaces the earlier client, which is not called after this function returns. The caller
+    /// must call [`rearm`](super::Notifications::rearm) afterwards. Must not be called from a
+    /// method of a client.
     pub fn attach(&self, client: Arc<dyn Client>) {
         self.port.core().set_client(Some(client));
     }
 
-    /// Removes the client, which is not called after this returns. Must not be called from a
-    /// client's method.
+    /// Removes the client, which is not called after this function returns. Must not be called from
+    /// a method of a client.
     pub fn detach(&self) {
         self.port.core().set_client(None);
     }
 
-    /// Returns the number of commands that can be posted according to the last known state. No
-    /// register access. Any context.
+    /// Returns the number of commands that can be posted according to the NIC's last known state.
+    /// No register access. Any context.
     pub fn room(&self) -> usize {
         self.port.tx.credit()
     }
 
-    /// Returns the number of commands posted since the port was opened, and the number of those
-    /// that will not be posted again. No register access. Any context.
+    /// Returns the number of commands posted since the port was opened, and how many of them will
+    /// not be posted again. No register access. Any context.
     pub fn progress(&self) -> (u64, u64) {
         self.port.tx.progress()
     }
 
-    /// Ensures that the next `n` (maximum 255) commands do not fail for lack of credit, provided
-    /// that this is the only poster. See [`velo::Sender::reserve`](crate::velo::Sender::reserve).
+    /// Ensures that the next `n` commands (maximum 255) do not fail for lack of credit, provided
+    /// that no other thread posts commands. See
+    /// [`velo::Sender::reserve`](crate::velo::Sender::reserve).
     ///
     /// # Errors
     ///
-    /// Same as for [`Requester::post`].
+    /// The errors of [`Requester::post`].
     pub fn reserve(&self, n: usize) -> Result<(), SendError> {
         if !self.is_enabled() {
             return Err(SendError::Retry);
@@ -88,14 +89,14 @@ impl Requester {
         self.port.tx.reserve(n)
     }
 
-    /// Posts a command. Any context; takes a spinlock that disables interrupts.
+    /// Posts a command. Any context; acquires a spinlock that disables interrupts.
     ///
     /// # Errors
     ///
     /// `Full`: no credit. `Retry`: dropped commands are being posted again, or the VPID is not
     /// enabled yet. In both cases no command was posted, and [`Client::writable`] is called later,
-    /// possibly before this returns. `Down`: permanent. `Invalid`: a count, address or number that
-    /// the command does not allow.
+    /// possibly before this function returns. `Down`: the port cannot be used any more. `Invalid`:
+    /// the command does not permit a count, address or number.
     pub fn post(&self, page: PageOptions, descriptor: &Descriptor) -> Result<(), SendError> {
         let words = descriptor.encode().map_err(|_| SendError::Invalid)?;
         if !self.is_enabled() {
@@ -153,8 +154,8 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// Same as for [`Requester::post`]. `Invalid` also for a local region that is dead, too short,
-    /// read-only, or belongs to another NIC or VPID.
+    /// The errors of [`Requester::post`]. `Invalid` also for a local region that is dead, too
+    /// short, read-only, or belongs to another NIC or VPID.
     pub fn get(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
         let ends = address
             .ends(self, true, len.into())
@@ -166,7 +167,7 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// Same as for [`Requester::get`], but the local region must allow reading.
+    /// The errors of [`Requester::get`], but the local region must permit reading.
     pub fn put(&self, peer: Peer, address: Address<'_>, len: u32) -> Result<(), SendError> {
         let ends = address
             .ends(self, false, len.into())
@@ -174,13 +175,13 @@ impl Requester {
         self.put_ends(&peer, ends, len)
     }
 
-    /// Fetch-compare-and-add on lock `number` of the peer's VPID: if its value is not greater than
-    /// `compare`, the NIC adds `add`. The completer notification carries the outcome as
-    /// [`LockResult`](super::LockResult). See [`Requester::post`].
+    /// Executes a fetch-compare-and-add on lock `number` of the peer's VPID: if the lock's value is
+    /// not greater than `compare`, the NIC adds `add`. The completer notification contains the
+    /// outcome as [`LockResult`](super::LockResult). See [`Requester::post`].
     ///
     /// # Errors
     ///
-    /// Same as for [`Requester::post`].
+    /// The errors of [`Requester::post`].
     pub fn lock(
         &self,
         peer: Peer,
@@ -206,7 +207,7 @@ impl Requester {
     ///
     /// # Errors
     ///
-    /// Same as for [`Requester::post`].
+    /// The errors of [`Requester::post`].
     pub fn notify(&self, peer: Peer, class: u8, value: u64) -> Result<(), SendError> {
         self.command(&peer, false, Operation::NotificationPut { class, value })
     }
