@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Remote register file access (RRA): quadword registers of any node (HW §13).
+//! Remote register file access (RRA): access to quadword registers of any node (HW §13).
 //!
-//! RMA requests use VPID 252, which is open while the NIC is bound, because a NIC may reject
-//! requests for a VPID that is closed (G19). Any number of requests of any number of callers may be
-//! outstanding. The SMFU path has one access at a time. An access to the own node stays in this
-//! host with every method.
+//! Requests over RMA use VPID 252. It is open while the NIC is bound, because a NIC may reject
+//! requests for a VPID that is closed (G19). Any number of callers may have any number of requests
+//! outstanding. Over the SMFU there is one access at a time. An access to the own node stays in
+//! this host with every method.
 //!
-//! A successful write by RMA means that the NIC sent the request; by SMFU, that the store was
-//! posted. It does not mean that the register was written. Later accesses to the same node by the
-//! same method are executed after the write. Registers with read side effects (HW §14) have them
-//! for remote reads, too: a read that timed out may still be executed.
+//! A successful write means that the NIC sent the request (RMA), or that the store was posted
+//! (SMFU). It does not mean that the register was written. Later accesses to the same node by the
+//! same method are executed after the write. Registers with read side effects (HW §14) also have
+//! them for remote reads. A read that timed out may still be executed.
 //!
-//! Locks: the mutex `closed` for opening the port; the spinlocks `port` (RMA path) and
-//! `window_target` (SMFU path), which disable interrupts.
+//! Locks: the mutex `closed` for opening the port, and the spinlocks `port` (RMA) and
+//! `window_target` (SMFU), which disable interrupts.
 //!
-//! **With a spinlock held** use [`Rra::batch`] with [`Wait::Spin`]. The CPU spins until the answer
-//! (a round trip and two notifications, some microseconds) or the time-out, plus 20 µs for requests
-//! in flight at that time.
+//! **With a spinlock held**, use [`Rra::batch`] with [`Wait::Spin`]. The CPU spins until the answer
+//! arrives (a round trip and two notifications, i.e. some microseconds) or until the time-out.
+//! Requests in flight at the time-out get another 20 µs.
 
 mod port;
 mod request;
@@ -78,19 +78,19 @@ pub(crate) fn write_local(ctx: &Context, offset: RegOffset, value: u64) -> Resul
 /// Maximum number of outstanding requests per caller.
 const AT_ONCE: usize = 16;
 
-/// Node that interval 0 of the SMFU points to; true if stores to it may be in flight.
+/// Node that interval 0 of the SMFU points to, and whether stores to it may be in flight.
 type WindowTarget = Option<(NodeId, bool)>;
 
-/// Registers of all nodes.
+/// Access to registers of all nodes.
 #[pin_data]
 pub struct Rra {
     ctx: Arc<Context>,
     smfu: Arc<Smfu>,
     rma: Arc<Rma>,
     quarantine: Arc<Quarantine>,
-    /// Set before the port is closed; waiting callers return.
+    /// Set before the port is closed. Waiting callers then return.
     closing: AtomicFlag,
-    /// Mutex of opening and closing. True after the port was closed permanently.
+    /// Mutex for opening and closing. Its value is true after the port was closed permanently.
     #[pin]
     closed: Mutex<bool>,
     #[pin]
@@ -100,7 +100,7 @@ pub struct Rra {
 }
 
 impl Rra {
-    /// Allocates the unit; the port is opened later. May sleep.
+    /// Allocates the unit, whose port is opened later. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
@@ -132,8 +132,8 @@ impl Rra {
         self.read_by(Method::Rma, DEFAULT_TIMEOUT_US, node, offset)
     }
 
-    /// Writes a register by RMA, with the default time-out. For the meaning of success see the
-    /// module's documentation. May sleep.
+    /// Writes a register by RMA, with the default time-out. The documentation of the module says
+    /// what success means. May sleep.
     ///
     /// # Errors
     ///
@@ -142,8 +142,8 @@ impl Rra {
         self.write_by(Method::Rma, DEFAULT_TIMEOUT_US, node, offset, value)
     }
 
-    /// Reads a register by `method`. `timeout_us` of 1…10,000,000 applies to RMA. With SMFU the CPU
-    /// stalls up to the NIC's own time-out. May sleep.
+    /// Reads a register by `method`. For RMA, `timeout_us` is the time-out in microseconds,
+    /// 1…10,000,000. For the SMFU, the CPU stalls up to the NIC's own time-out. May sleep.
     ///
     /// # Errors
     ///
@@ -159,7 +159,7 @@ impl Rra {
         self.single(method, timeout_us, request)
     }
 
-    /// Writes a register by `method`, like [`Rra::read_by`]. May sleep.
+    /// Writes a register by `method`. `timeout_us` has the meaning of [`Rra::read_by`]. May sleep.
     ///
     /// # Errors
     ///
@@ -197,10 +197,10 @@ impl Rra {
         }
     }
 
-    /// Executes requests to any nodes by RMA, with many of them outstanding, and stores a result in
-    /// each. Requests to the same node are executed in order, even if one of them fails. Requests
-    /// to the own node are executed first. [`Wait`] determines the context, and the time-out for
-    /// the whole batch.
+    /// Executes requests to any nodes by RMA, and stores a result in each. Many requests are
+    /// outstanding at the same time. Requests to the same node are executed in order, even if one
+    /// of them fails. Requests to the own node are executed first. `wait` determines the context,
+    /// and the time-out for the whole batch.
     ///
     /// ```no_run
     /// # use extoll_core::{nic::Nic, rra::{Request, Wait}};
@@ -257,7 +257,7 @@ impl Rra {
         }
     }
 
-    /// Posts requests and collects answers; with `last`, gives up the remaining requests. Returns
+    /// Posts requests and collects answers. If `last` is set, ends the remaining requests. Returns
     /// the number of unfinished requests.
     fn poll(
         &self,
@@ -273,7 +273,8 @@ impl Rra {
             let done = match *step {
                 Step::Done => continue,
                 Step::Posted(ticket) => port.result(ticket),
-                // Requests are posted in order, so one that cannot be posted blocks its successors.
+                // Requests are posted in order, so a request that cannot be posted blocks those
+                // after it.
                 Step::Next(_) if stuck || last || down => None,
                 Step::Next(_) => match port.post(request) {
                     Posted::Yes(ticket) => {
@@ -352,7 +353,7 @@ impl Rra {
         }
     }
 
-    /// Counts and logs errors from outside of this host.
+    /// Counts and logs errors that other nodes or the network caused.
     fn report(&self, node: NodeId, offset: RegOffset, done: &Result<u64, RraError>) {
         let detail = u64::from(node.0) << 32 | u64::from(offset.get());
         match done {
@@ -363,7 +364,7 @@ impl Rra {
         }
     }
 
-    /// Runs `f` with the port. Opens the port if necessary and the caller may sleep.
+    /// Calls `f` with the port. Opens the port if necessary, provided that the caller may sleep.
     fn with_port<T>(&self, sleeps: bool, f: impl FnOnce(&mut Port) -> T) -> Result<T, RraError> {
         if self.closing.load(Relaxed) || !self.ctx.is_alive() {
             return Err(RraError::Down);
@@ -396,7 +397,7 @@ impl Rra {
         Ok(())
     }
 
-    /// Points interval 0 at the request's node, and loads or stores.
+    /// Points interval 0 to the request's node, and loads from or stores to it.
     fn through_window(&self, request: &Request) -> Result<u64, RraError> {
         let node = request.node;
         let mut window_target = self.window_target.lock();
@@ -408,8 +409,8 @@ impl Rra {
             old => {
                 if let Some((_, true)) = old {
                     // Stores to the window and register writes take different paths in the chip. A
-                    // load that follows the stores completes after them, so they cannot reach the
-                    // other node.
+                    // load that follows the stores completes after them. The stores therefore
+                    // cannot reach the node that interval 0 points to next.
                     let _ = self.smfu.rra_load(info::DRIVER);
                 }
                 self.smfu.point_rra(node).ok_or(RraError::Down)?;
@@ -437,7 +438,7 @@ impl Rra {
         self.closing.store(true, Relaxed);
         *self.closed.lock() = true;
         let port = self.port.lock().take();
-        // Both locks have been released before the port is closed.
+        // Both locks are released before the port is closed.
         LateMemory(port.map(|port| port.close(&self.ctx, &self.quarantine)))
     }
 }
@@ -445,12 +446,12 @@ impl Rra {
 /// Progress of a request of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Not posted yet, with the reason.
+    /// The request was not posted yet. Contains the error to report if the time-out passes.
     Next(RraError),
     Posted(Ticket),
     Done,
 }
 
-/// Memory that late answers may still be written to. Must be kept until RMA is stopped.
+/// Memory to which late answers may still be written. Must be kept until RMA is stopped.
 #[allow(dead_code)] // Held for its drop, never read.
 pub(crate) struct LateMemory(Option<DmaWords>);

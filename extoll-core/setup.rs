@@ -24,8 +24,8 @@ const MAX_VECTORS: u32 = 32;
 /// Installed interrupt handler.
 pub(crate) type Irq<'a> = Pin<KBox<Msi<'a, Interrupt>>>;
 
-/// Executes steps 3 to 27 of the set-up. `irq` stores the interrupt handler. The caller calls
-/// [`end`] afterwards, also after an error. May sleep.
+/// Executes steps 3 to 27 of the set-up. `irq` must store the interrupt handler. The caller must
+/// call [`end`] later, even after an error. May sleep.
 pub(crate) fn begin<'a>(
     nic: &Arc<Nic>,
     dev: &'a pci::Device<Bound>,
@@ -55,7 +55,7 @@ pub(crate) fn begin<'a>(
     let (mps, mrrs) = payload_sizes(dev);
     nic.rma().init(mps, mrrs)?;
     nic.smfu().init()?;
-    // Step 27. On an error, the NIC is usable nevertheless, and the first request tries again.
+    // Step 27. After an error the NIC is usable nevertheless, and the first request tries again.
     if let Err(e) = nic.rra().open() {
         dev_warn!(
             dev,
@@ -75,19 +75,19 @@ pub(crate) fn begin<'a>(
 pub(crate) fn end(nic: &Arc<Nic>, enabled: &Enabled<'_>, irq: impl FnOnce()) {
     if !nic.is_alive() {
         nic.isolate();
-        // Keeps the device stopped if it recovers.
+        // Keeps the device stopped even if it recovers.
         nic.quiesce();
     }
     // Waits until ports are closed whose last handle was dropped.
     drop(FlushOnDrop);
     let late_memory = nic.rra().close();
-    // While the units run, because the reclaim makes the NIC execute commands and gives it a queue
-    // for that.
+    // The reclaim ends while the units run, because it makes the NIC execute commands and gives the
+    // NIC a queue for that.
     nic.reclaim().end();
     nic.snq().stop();
     irq();
     stop_units(nic);
-    // From here on, the NIC cannot access memory whose release it did not confirm.
+    // After this line, the NIC cannot access memory whose release it did not confirm.
     enabled.stop_dma();
     nic.atu().release();
     shutdown(nic);
@@ -106,13 +106,13 @@ fn stop_units(nic: &Arc<Nic>) {
     queue::stop(nic.context());
 }
 
-/// Stops all work items, then releases the hardware.
+/// Stops all work items and then releases the hardware.
 fn shutdown(nic: &Nic) {
     let left: usize = nic.tables().iter().map(|table| table.open()).sum();
     if left != 0 {
         nic.error(Reason::PortLeaked, left as u64);
     }
-    // From here on, failed register accesses do not declare the device dead.
+    // After this line, failed register accesses do not declare the device dead.
     nic.retire();
     // Each object is stopped after the objects that queue its work item.
     nic.snq().end();

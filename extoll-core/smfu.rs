@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Shared memory functional unit (SMFU): loads and stores to memory of other nodes (HW §12).
+//! Shared memory functional unit (SMFU): loads from and stores to memory of other nodes (HW §12).
 //!
 //! BAR 2 is the window. Its first 32 MiB are interval 0, which accesses remote register files
-//! ([`crate::rra`]). The remainder is divided into intervals ([`Window`]): address ranges, each of
-//! which points to one node. An access to an interval reaches the memory that the node has opened
-//! for *the same interval number* ([`Target`]), or the node's exported memory if there is no such
-//! target.
+//! ([`crate::rra`]). The remainder is divided into intervals ([`Window`]), i.e. address ranges that
+//! each point to one node. An access to an interval reaches the memory that the node has opened for
+//! *the same interval number* ([`Target`]). If there is no such target, it reaches the node's
+//! exported memory.
 //!
 //! **Ordering.** The PCIe order applies from end to end for accesses of one CPU to one node. Stores
 //! arrive in program order, and a load completes after all earlier stores have arrived (HW §12).
-//! Accesses to different nodes are not ordered, nor are accesses by the window with those by RMA,
+//! Accesses to different nodes are not ordered. Nor are accesses by the window and accesses by RMA,
 //! VELO or the register file. A write-combining mapping delays stores until [`RemoteMemory::flush`]
 //! or a load.
 //!
-//! **Time-outs.** A load without an answer returns all ones, sets `timeout_ERR` and raises trigger
-//! event 12. [`RemoteMemory::read`] distinguishes such a load from data. Stores are not answered,
-//! so a lost store goes unnoticed.
+//! **Time-outs.** A load that is not answered returns all ones, sets `timeout_ERR` and raises
+//! trigger event 12. [`RemoteMemory::read`] distinguishes such a load from data. Stores are not
+//! answered, so the loss of a store is not detected.
 //!
-//! **Locks.** The mutex `state` (exported memory, layout of the window, mappings; process context)
+//! **Locks.** The mutex `state` (exported memory, layout of the window, mappings; process context),
 //! and the spinlocks `target_table` (targets) and `flag` (time-out register), which disable
 //! interrupts.
 
@@ -71,7 +71,7 @@ pub struct Smfu {
     target_table: SpinLockIrq<TargetTable>,
     /// Number of time-outs so far. Incremented before the flag in the register is cleared.
     timeouts: Atomic<u64>,
-    /// Locked while the flag is read and cleared.
+    /// Held while the time-out flag is read and cleared.
     #[pin]
     flag: SpinLockIrq<()>,
 }
@@ -83,7 +83,7 @@ struct State {
     closed: bool,
 }
 
-/// Sets an interval: control, start, end (HW §13). `base` is the bus address of the window.
+/// Sets up an interval: control, start and end (HW §13). `base` is the bus address of the window.
 fn write_interval(hw: &Hw, base: u64, number: u32, node: NodeId, span: Span) {
     hw.rf.write(
         smfu::interval_control(number),
@@ -125,13 +125,13 @@ impl Smfu {
         )
     }
 
-    /// Returns the number of time-outs.
+    /// Returns the number of time-outs so far.
     pub(crate) fn timeouts(&self) -> u64 {
         self.timeouts.load(Acquire)
     }
 
-    /// Checks for a time-out; if the unit reports one, counts it, clears the flag by writing 1 (HW
-    /// §12), and returns true. Any context.
+    /// Checks whether the unit reports a time-out. If so, counts it, clears the flag by writing 1
+    /// (HW §12), and returns true. Any context.
     pub(crate) fn check_timeout(&self, hw: &Hw) -> bool {
         {
             // The lock prevents a second write of 1, which could set the flag that another CPU has
@@ -148,13 +148,13 @@ impl Smfu {
         true
     }
 
-    /// Returns an error if a load of all ones means a failed access. `before` is the number of
+    /// Returns an error if a load that returned all ones failed. `before` is the number of
     /// time-outs before the load.
     fn failed(&self, hw: &Hw, before: u64) -> Result<(), AccessError> {
         if self.ctx.check_removed(hw, u64::MAX) {
             return Err(AccessError::Down);
         }
-        // Check the flag first, because it is cleared only after a time-out is counted.
+        // The flag is checked first, because it is cleared only after its time-out was counted.
         if self.check_timeout(hw) || self.timeouts() != before {
             return Err(AccessError::TimedOut);
         }
@@ -193,8 +193,8 @@ impl Smfu {
         let hw = self.ctx.access().ok_or(ENODEV)?;
         let window = hw.windows.bus.smfu.0;
         {
-            // Bases of an earlier driver could point to memory with a new owner. Base 0 is no safe
-            // value either: it may mean the default base or physical address 0 (G18).
+            // Bases of an earlier driver could point to memory that has a new owner. Base 0 is not
+            // safe either, because it may mean the default base or physical address 0 (G18).
             let mut target_table = self.target_table.lock();
             if let Some(memory) = &exported {
                 let bytes = memory.words() as u64 * 8;

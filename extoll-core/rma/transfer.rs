@@ -2,22 +2,23 @@
 
 //! Transfer engine: transfers of any length between fragment lists, lock operations, and
 //! notifications from peers. An [`Engine`] owns an RMA port and runs the state machine of
-//! `protocol::transfer` for it, which defines the rules.
+//! `protocol::transfer` for it. That state machine defines the rules.
 //!
-//! **Submitting.** [`Submitter::submit`] takes a [`Request`] and the owner's [`Completion`]. It
-//! works in any context and allocates nothing, because the engine's tables have a fixed
-//! [`Capacity`]. A transfer that does not fit fails with [`RmaError::Busy`], which is counted.
-//! [`Submitter::get`], [`put`](Submitter::put) and [`lock`](Submitter::lock) are for callers that
-//! can sleep: they take one fragment and return a [`Handle`].
+//! **Submitting.** [`Submitter::submit`] takes a [`Request`] and the [`Completion`] of the
+//! transfer's owner. It works in any context and allocates no memory, because the engine's tables
+//! have a fixed [`Capacity`]. A transfer for which no slots are free fails with [`RmaError::Busy`],
+//! which is counted. [`Submitter::get`], [`put`](Submitter::put) and [`lock`](Submitter::lock) are
+//! for callers that can sleep. They transfer one fragment and return a [`Handle`].
 //!
-//! **Completion.** Each accepted transfer ends with exactly one call of [`Completion::done`]. It
-//! ends at its deadline (plus a scheduling delay), when it is cancelled, when its peer is aborted
-//! ([`Submitter::abort`]), or when the NIC or the engine is removed. The call never happens on the
-//! stack of `submit`, `cancel` or `abort`, and no lock of the engine is held.
+//! **Completion.** Each accepted transfer ends with exactly one call of [`Completion::done`]. A
+//! transfer that is not answered ends at its deadline (plus a scheduling delay), when it is
+//! cancelled, when its peer is aborted ([`Submitter::abort`]), or when the NIC or the engine is
+//! removed. `submit`, `cancel` and `abort` never make the call themselves, and no lock of the
+//! engine is held during the call.
 //!
 //! **Reuse of memory.** Memory of a transfer may be reused after [`Completion::quiet`], which is
-//! called exactly once, with or after the outcome. An owner that keeps the memory in the completion
-//! object need not do anything, because the engine drops that object after the call.
+//! called exactly once, with or after the outcome. If the completion object owns the memory, its
+//! owner need not do anything, because the engine drops that object after the call.
 //!
 //! | [`Quiet`] | Meaning | Registered memory | Memory given by bus address |
 //! |---|---|---|---|
@@ -27,19 +28,19 @@
 //!
 //! A transfer that succeeds, or fails with an error of a command, is `Settled` at the same moment.
 //! After a time-out, `Cancelled` or `PeerLost`, this may take up to ten seconds. Until then a GET
-//! may still write to local memory, and a PUT may read from it. Submitting the same transfer again
-//! is safe nevertheless, because the engine delays commands that could overlap with late ones of
-//! the first transfer.
+//! may still write to local memory, and a PUT may read from it. Nevertheless the same transfer can
+//! be submitted again at once, because the engine delays commands that could overlap with late
+//! commands of the first transfer.
 //!
-//! **Contexts.** The engine uses three work items of `extoll.ko`'s queue. The first processes
-//! notifications and posts commands; interrupts, and credits that become free, start it. The second
+//! **Contexts.** The engine uses three work items on `extoll.ko`'s work queue. The first processes
+//! notifications and posts commands. Interrupts, and credits that become free, start it. The second
 //! handles deadlines. The third calls the completions that may sleep ([`CallIn::Process`]), one
-//! after the other. With [`Setup::soft`], a softirq replaces the first work item. All state is
-//! under one spinlock that disables interrupts.
+//! after the other. With [`Setup::soft`], a softirq replaces the first work item. A spinlock that
+//! disables interrupts protects all state.
 //!
 //! **Fairness.** The engine serves peers (a node and a VPID) in round-robin order, one command
-//! each. A peer may have up to 16 commands and 32 MiB in flight, late ones included, and half of
-//! the slots for transfers. Notifications from peers go through a queue with a limit per node
+//! each. A peer may have up to 16 commands and 32 MiB in flight, including late commands, and half
+//! of the slots for transfers. Notifications from peers go through a queue with a limit per node
 //! ([`Listener`]).
 
 mod engine;
@@ -62,7 +63,7 @@ use kernel::{prelude::*, time::Delta};
 use protocol::transfer::{Failure, Lock, SubmitError};
 use wire::ids::{NodeId, Vpid};
 
-/// Time for which late notifications are awaited. No packet stays in the network that long.
+/// Time for which late notifications are awaited. No packet stays in the network for longer.
 pub const ABSORB: Delta = Delta::from_secs(10);
 
 /// Reason why a transfer failed or was not accepted.
@@ -70,7 +71,7 @@ pub const ABSORB: Delta = Delta::from_secs(10);
 pub enum RmaError {
     /// A unit reported an error for a command.
     Fault(Fault),
-    /// The deadline passed: the peer is dead, unreachable, too slow, or has closed its port.
+    /// The deadline passed. The peer is dead, unreachable or too slow, or has closed its port.
     TimedOut,
     /// The owner cancelled the transfer.
     Cancelled,
@@ -78,12 +79,12 @@ pub enum RmaError {
     PeerLost,
     /// The device was removed, or the engine was dropped.
     Down,
-    /// The arguments do not form a legal transfer; or a local region is dead, too short, belongs to
-    /// another VPID, or does not allow the access.
+    /// The arguments do not form a valid transfer; or a local region is dead, too short, belongs to
+    /// another VPID, or does not permit the access.
     Invalid,
-    /// No free slot for a transfer, or the peer has reached its limit.
+    /// There is no free slot for the transfer, or the peer has reached its limit.
     Busy,
-    /// Out of memory.
+    /// Memory is short.
     NoMemory,
 }
 
@@ -132,17 +133,17 @@ pub struct Destination {
     pub vpid: Vpid,
     /// Traffic class, 0…3.
     pub traffic_class: u8,
-    /// Notification for the peer, with interrupt, sent besides the data. If the peer has an engine,
-    /// its [`Listener`] gets it.
+    /// Notification that the peer receives in addition to the data, with an interrupt. If the peer
+    /// has an engine, its [`Listener`] is called.
     pub notify: Notify,
 }
 
 /// Outcome of a lock operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Locked {
-    /// True if the lock's value was not greater than the compare operand, so that it was changed.
+    /// True if the lock was changed, because its value was not greater than the compare operand.
     pub success: bool,
-    /// Value of the lock afterwards.
+    /// Value of the lock after the operation.
     pub value: i32,
 }
 
@@ -157,27 +158,28 @@ impl Locked {
     }
 }
 
-/// Context in which an owner is called.
+/// Context in which a completion or a listener is called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallIn {
-    /// In a separate work item, in process context; may sleep. Calls of this kind are serialized
-    /// for an engine. The callee may wait for other transfers of the engine by their [`Handle`],
-    /// unless memory reclaim waits for the callee: the work queue is guaranteed only one thread.
+    /// In a separate work item, in process context. The call may sleep. Calls of this kind are
+    /// serialized for an engine. The callee may wait for other transfers of the engine by their
+    /// [`Handle`]. It must not do so if memory reclaim waits for the callee, because the work queue
+    /// guarantees only one thread.
     Process,
     /// In the context that processes notifications: a work item, a softirq with [`Setup::soft`], or
-    /// a caller of [`Submitter::poll`]. The call must not sleep nor take long; neither must the
-    /// drop of the completion object, because the engine may hold the last reference. The object
-    /// may contain a region. Wrap contents whose drop sleeps in a
+    /// a caller of [`Submitter::poll`]. The call must not sleep and must be short. The same applies
+    /// to the drop of the completion object, because the engine may hold the last reference. The
+    /// object may contain a region. Wrap other contents whose drop sleeps in a
     /// [`Deferred`](kernel_ext::work::Deferred).
     Poll,
 }
 
-/// Receives the end of a transfer. Passed by reference count, so that an object of a pool can be
+/// Receives the end of a transfer. It is passed by reference count, so that a pooled object can be
 /// reused without allocation.
 ///
-/// Both methods are called in the [`CallIn`] that the request names, without a lock of the engine:
-/// they may submit and cancel. They must not drop the [`Engine`], and need not keep it: a
-/// [`Submitter`] is a reference that does not keep the port open.
+/// Both methods are called in the [`CallIn`] of the request, without a lock of the engine, so they
+/// may submit and cancel transfers. They must not drop the [`Engine`]. The object can contain a
+/// [`Submitter`], which does not keep the engine's port open.
 ///
 /// ```
 /// use extoll_core::rma::transfer::{Completion, Done, Quiet, RmaError};
@@ -207,19 +209,19 @@ pub trait Completion: Send + Sync {
     /// Reports the outcome. Called exactly once.
     fn done(&self, outcome: Result<Done, RmaError>);
 
-    /// Reports that no command of the transfer can access memory any more, with the certainty of
-    /// the table above. Called exactly once, after `done` has returned. The engine then drops its
-    /// reference.
+    /// Reports that no command of the transfer can access memory any more. `how` says how reliable
+    /// this is (see the table above). Called exactly once, after `done` has returned. The engine
+    /// then drops its reference.
     fn quiet(&self, _how: Quiet) {}
 }
 
-/// Receives notifications that belong to no transfer of the engine. Peers cause them (data of a PUT
-/// has arrived, data of a GET was read, a notification PUT), or they are answers that arrive after
-/// ten seconds.
+/// Receives notifications that belong to no transfer of the engine. Commands of peers cause them:
+/// data of a PUT arrived, data of a GET was read, or a notification PUT arrived. Answers that
+/// arrive after ten seconds also belong to no transfer.
 ///
 /// Notifications wait in a queue of [`Setup::unclaimed`] entries, of which each node may use
-/// [`Setup::unclaimed_per_node`]. A node that notifies faster than the listener runs loses its own
-/// notifications, not those of other nodes. A protocol with credits loses none.
+/// [`Setup::unclaimed_per_node`]. If a node sends notifications faster than the listener processes
+/// them, only notifications of that node are lost. A protocol with credits loses no notifications.
 ///
 /// ```
 /// use extoll_core::rma::{transfer::Listener, Command, Notification, NotificationType};
@@ -240,8 +242,8 @@ pub trait Completion: Send + Sync {
 /// }
 /// ```
 pub trait Listener: Send + Sync {
-    /// Processes one notification. Calls are serialized and in the order of arrival, in the
-    /// [`CallIn`] that was requested.
+    /// Processes one notification. Calls are serialized, in the order of arrival, and in the
+    /// [`CallIn`] of the [`Setup`].
     fn notified(&self, notification: &Notification);
 }
 
@@ -283,17 +285,17 @@ pub trait Listener: Send + Sync {
 /// ```
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// Peer of the transfer.
+    /// Peer of the transfer, with the notification that it receives.
     pub to: Destination,
-    /// GET or PUT.
+    /// Direction of the data: GET or PUT.
     pub direction: Direction,
-    /// Local and remote memory. A command transfers up to 8 MiB, and ends where a fragment of
+    /// Local and remote memory. One command transfers up to 8 MiB, and ends where a fragment of
     /// either list ends.
     pub lists: Lists<'a>,
-    /// For a PUT: report success only after the peer's completer has processed all data. A lock
-    /// operation that changes nothing follows the data and confirms this. Without `confirm`,
-    /// success means that the data was sent: an error at the peer is only reported to the peer, and
-    /// a dead peer is not noticed.
+    /// For a PUT: report success only after the peer's completer has processed all data. To confirm
+    /// this, a lock operation that changes nothing follows the data. Without `confirm`, success
+    /// means only that the data was sent: an error at the peer is reported only to the peer, and a
+    /// dead peer is not detected.
     pub confirm: bool,
     /// Time until the transfer times out.
     pub timeout: Delta,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! RMA port of remote register access: posts requests and matches answers.
+//! RMA port of remote register access. It posts requests and matches answers with them.
 //!
-//! Opening and closing may sleep. Everything else runs under the spinlock of [`super::Rra`], which
-//! disables interrupts.
+//! Opening and closing may sleep. All other functions run under the spinlock of [`super::Rra`],
+//! which disables interrupts.
 
 use super::{Operation, Request, RraError};
 use crate::{
@@ -27,17 +27,17 @@ use wire::{
     },
 };
 
-/// Maximum number of unanswered reads, overdue ones included.
+/// Maximum number of unanswered reads, including overdue reads.
 const SLOTS: usize = 4096;
-/// Size of the notification queue in bytes: the minimum.
+/// Size of the notification queue in bytes, which is the minimum size.
 const QUEUE_BYTES: u32 = 512 * 1024;
 /// Number of notifications in the queue.
 const QUEUE_SLOTS: usize = QUEUE_BYTES as usize / 16;
-/// Maximum number of notifications per poll. It bounds the time with the lock held, so that a peer
-/// that sends without end delays neither deadlines nor closing.
+/// Maximum number of notifications per poll. The limit bounds the time for which the lock is held,
+/// so that a peer that sends continuously delays neither deadlines nor closing.
 const AT_ONCE: usize = 256;
-/// Requester page of the requests: register file, physical local addresses, traffic class 2 (HW
-/// §13).
+/// Requester page of the requests: access to the register file, physical local addresses, traffic
+/// class 2 (HW §13).
 const PAGE: PageOptions = PageOptions {
     traffic_class: 2,
     rra: true,
@@ -55,12 +55,12 @@ pub(super) enum Ticket {
 /// Result of posting a request.
 pub(super) enum Posted {
     Yes(Ticket),
-    /// Not posted yet. Contains the error to report if posting stays impossible.
+    /// The request was not posted yet. Contains the error to report if it cannot be posted in time.
     Later(RraError),
     Never(RraError),
 }
 
-/// Outstanding requests, which notifications are matched with.
+/// Outstanding requests, with which notifications are matched.
 struct Answers {
     memory: DmaWords,
     slots: KVec<Slot>,
@@ -89,8 +89,8 @@ impl Answers {
             (NotificationType::Requester, Command::ImmediatePut) => {
                 self.writes.complete(n.node, n.word0, n.error)
             }
-            // Report of the origin about a failed GET (G17). The completer's notification reports
-            // the error, too.
+            // The origin reports a failed GET (G17). The completer's notification also reports the
+            // error.
             (NotificationType::Requester, Command::ByteGet) if n.error != 0 => Answer::Unknown,
             _ => Answer::Unknown,
         };
@@ -181,7 +181,7 @@ impl Port {
         match posted {
             Ok(()) => Posted::Yes(ticket),
             Err(SendError::Full | SendError::Retry) => {
-                // The VPID stays disabled until late answers of an earlier binding can no longer
+                // The VPID stays disabled until late answers to an earlier binding can no longer
                 // arrive.
                 Posted::Later(if self.requester.is_enabled() {
                     RraError::TimedOut
@@ -212,7 +212,7 @@ impl Port {
             .poll(AT_ONCE, |n| answers.match_answer(ctx, n))
     }
 
-    /// Returns the answer to a request, once.
+    /// Returns the answer to a request; `None` before it arrives. The answer is returned only once.
     pub(super) fn result(&mut self, ticket: Ticket) -> Option<Result<u64, RraError>> {
         let answers = &mut self.answers;
         let (value, error) = match ticket {
@@ -229,7 +229,7 @@ impl Port {
         })
     }
 
-    /// Records that the caller no longer waits for an answer.
+    /// Records that the caller does not wait for the answer any more.
     pub(super) fn give_up(&mut self, ticket: Ticket) {
         let now = self.answers.now_s();
         match ticket {
@@ -238,9 +238,9 @@ impl Port {
         }
     }
 
-    /// Closes the port. Returns memory that late answers may still be written to. May sleep.
+    /// Closes the port. Returns the memory to which late answers may still be written. May sleep.
     pub(super) fn close(mut self, ctx: &Context, quarantine: &Quarantine) -> DmaWords {
-        // Late answers are normally processed with the next request, so process them here.
+        // Late answers are normally processed together with the next request, but none follows.
         for _ in 0..QUEUE_SLOTS / AT_ONCE {
             if self.poll(ctx) < AT_ONCE {
                 break;

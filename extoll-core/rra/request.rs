@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Requests for registers of other nodes: operation, time-out and result. [`Deadline`] sleeps or
-//! spins, whichever the caller allows. No locks.
+//! spins, as the caller permits. No locks.
 
 use crate::smfu::AccessError;
 use kernel::{
@@ -23,38 +23,40 @@ pub const MAX_SPIN_US: u32 = 100_000;
 /// Path to a register of another node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Method {
-    /// Immediate put and get.
+    /// RMA, with immediate PUTs and GETs.
     Rma,
-    /// Store and load in interval 0 of the SMFU window.
+    /// Stores and loads in interval 0 of the SMFU window.
     Smfu,
-    /// No path: only registers of this node are accessible.
+    /// No path to other nodes. Only registers of this node are accessible.
     Local,
 }
 
-/// Method of waiting for answers over RMA.
+/// How a caller waits for answers over RMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
-    /// Sleeps for up to this number of microseconds, 1…[`MAX_TIMEOUT_US`]. Process context.
+    /// Sleeps up to this time in microseconds, 1…[`MAX_TIMEOUT_US`]. Process context.
     Sleep(u32),
-    /// Spins for up to this number of microseconds, 1…[`MAX_SPIN_US`]. Any context except NMI.
+    /// Spins up to this time in microseconds, 1…[`MAX_SPIN_US`]. Any context except NMI.
     Spin(u32),
 }
 
-/// Reason why an access failed. Each is counted; errors of the network or of a node are logged,
-/// too.
+/// Reason why an access failed. Each failure is counted. Errors of the network or of a node are
+/// also logged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RraError {
-    /// Node ID 0xFFFE or 0xFFFF, which are reserved (HW §4.2); or, with [`Method::Local`], another
-    /// node.
+    /// The node ID is reserved (0xFFFE or 0xFFFF, HW §4.2), or another node was named with
+    /// [`Method::Local`].
     BadNode,
-    /// Offset is not a multiple of 8, or outside of the register file.
+    /// The offset is not a multiple of 8, or outside of the register file.
     BadOffset,
-    /// No answer in time.
+    /// No answer arrived in time.
     TimedOut,
-    /// The NIC reported an error for the request; bits as in the notification (HW §10.4).
+    /// The NIC reported an error for the request. The bits are those of the notification (HW
+    /// §10.4).
     Failed(u8),
-    /// Too many requests are outstanding, or the port is still disabled: late answers from an
-    /// earlier binding of the driver could reach memory, for up to a minute.
+    /// Too many requests are outstanding. The error is also returned while the port is disabled
+    /// (up to a minute), because late answers to an earlier binding of the driver could reach
+    /// memory.
     Busy,
     /// The device was removed or unbound.
     Down,
@@ -90,20 +92,20 @@ impl From<AccessError> for RraError {
 pub enum Operation {
     /// Reads the register.
     Read,
-    /// Writes this value to it.
+    /// Writes this value to the register.
     Write(u64),
 }
 
 /// Request of a batch ([`batch`](super::Rra::batch)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Node of the register.
+    /// Node whose register is accessed.
     pub node: NodeId,
     /// Offset of the register.
     pub offset: RegOffset,
-    /// Operation.
+    /// Operation on the register.
     pub operation: Operation,
-    /// Result: the value read or written. Its initial value is ignored.
+    /// Result: the value that was read or written. The initial value is ignored.
     pub result: Result<u64, RraError>,
 }
 
@@ -132,8 +134,8 @@ impl Request {
 pub(crate) struct Deadline {
     start: Instant<Monotonic>,
     limit: Delta,
-    /// Next pause in microseconds of a caller that sleeps. It grows, so that quick answers are seen
-    /// early and long waits take little CPU time.
+    /// Next pause in microseconds of a caller that sleeps; `None` for a caller that spins. It
+    /// grows, so that quick answers are detected early and long waits take little CPU time.
     pub(super) pause: Option<i64>,
 }
 
@@ -154,7 +156,7 @@ impl Deadline {
         self.start.elapsed().as_nanos() >= self.limit.as_nanos()
     }
 
-    /// Returns the remaining time, in the caller's method of waiting; `None` if it has passed.
+    /// Returns the remaining time, in the caller's way of waiting; `None` if no time remains.
     pub(crate) fn left(&self) -> Option<Wait> {
         let us = (self.limit.as_nanos() - self.start.elapsed().as_nanos()) / 1000;
         let us = u32::try_from(us).ok().filter(|us| *us != 0)?;
@@ -173,7 +175,7 @@ impl Deadline {
         }
     }
 
-    /// Pauses: sleeps if that is allowed, else spins for 1 µs.
+    /// Pauses: sleeps if the caller permits it, otherwise spins for 1 µs.
     pub(crate) fn pause(&mut self) {
         match &mut self.pause {
             Some(us) => {

@@ -11,9 +11,9 @@ use kernel::{prelude::*, revocable::Revocable, sync::Arc};
 /// Reason why an access to remote memory failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessError {
-    /// Outside of the window, or not aligned to the access size.
+    /// The access is outside of the window, or not aligned to its size.
     Outside,
-    /// The target did not answer. In rare cases, a load of all ones was executed while another
+    /// The target did not answer. In rare cases, the load returned all ones as data while another
     /// access timed out.
     TimedOut,
     /// The device was removed or unbound.
@@ -35,11 +35,11 @@ impl From<AccessError> for Error {
 pub enum Caching {
     /// Each access is executed at once.
     Uncached,
-    /// Stores are merged and delayed.
+    /// The CPU merges and delays stores.
     WriteCombining,
 }
 
-/// Mapped part of the window, revoked when the device is unbound.
+/// Mapped part of the window. It is revoked when the device is unbound.
 #[pin_data]
 pub(super) struct IoMapping {
     #[pin]
@@ -47,8 +47,8 @@ pub(super) struct IoMapping {
 }
 
 impl Smfu {
-    /// Maps `bytes` of the window from `offset`, and registers the mapping to be revoked at
-    /// unbinding. May sleep.
+    /// Maps `bytes` bytes of the window from `offset` on, and registers the mapping to be revoked
+    /// at unbinding. May sleep.
     pub(super) fn map_io(&self, offset: u64, bytes: u64, combine: bool) -> Result<Arc<IoMapping>> {
         let start = self.window_start().ok_or(ENODEV)?;
         self.ctx.with_bound(|_| {
@@ -64,7 +64,7 @@ impl Smfu {
         })?
     }
 
-    /// Unregisters a mapping that is no longer used. May sleep.
+    /// Unregisters a mapping that is not used any more. May sleep.
     pub(super) fn unmap_io(&self, mapping: &Arc<IoMapping>) {
         let mut state = self.state.lock();
         state.mapped.retain(|m| !Arc::ptr_eq(m, mapping));
@@ -86,7 +86,7 @@ impl Smfu {
         }
     }
 
-    /// Revokes all mappings, waits for their users, and refuses new mappings. May sleep.
+    /// Revokes all mappings, waits for their users, and prevents new mappings. May sleep.
     pub(crate) fn unmap_all(&self) {
         let mapped = {
             let mut state = self.state.lock();
@@ -99,16 +99,17 @@ impl Smfu {
     }
 }
 
-/// Kernel mapping of remote memory, unmapped by drop; accesses fail after the device was unbound.
-/// Accesses work in any context, but a load stalls the CPU until it is answered or times out. The
-/// drop may sleep.
+/// Kernel mapping of remote memory. Accesses fail after the device was unbound. They work in any
+/// context, but a load stalls the CPU until it is answered or times out. Drop unmaps the memory and
+/// may sleep.
 pub struct RemoteMemory {
     route: Arc<Route>,
     mapping: Arc<IoMapping>,
 }
 
 impl RemoteMemory {
-    /// Maps `bytes` of the window from `offset`, which `route` points to a node. May sleep.
+    /// Maps `bytes` bytes of the window from `offset` on. `route` points that range to a node. May
+    /// sleep.
     pub(super) fn new(
         route: &Arc<Route>,
         offset: u64,
@@ -148,7 +149,7 @@ impl RemoteMemory {
     /// `Outside`, `Down`.
     pub fn write<T: Word>(&self, offset: usize, value: T) -> Result<(), AccessError> {
         let io = self.mapping.io.try_access().ok_or(AccessError::Down)?;
-        // Checked inside of an RCU read-side section, like in `Context::alive_access`.
+        // Checked in an RCU read-side section, as in `Context::alive_access`.
         if !self.route.smfu().ctx.is_alive() {
             return Err(AccessError::Down);
         }
@@ -156,7 +157,7 @@ impl RemoteMemory {
         value.store(&io, offset).ok_or(AccessError::Outside)
     }
 
-    /// Sends stores that a write-combining mapping still holds.
+    /// Makes the CPU send stores that a write-combining mapping still delays.
     pub fn flush(&self) {
         kernel_ext::barrier::wmb();
     }

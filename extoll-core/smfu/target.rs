@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Local memory that peers access through the SMFU: exported memory, and targets of single
+//! Local memory that peers access through the SMFU: the exported memory, and targets of single
 //! intervals.
 //!
 //! The unit knows the base of a target, but not its length. If a peer's interval is longer than the
-//! target, the peer can access memory behind the target, unless an IOMMU prevents it.
+//! target, the peer can access the memory after the target, unless an IOMMU prevents it.
 //!
 //! The spinlock `target_table`, which disables interrupts, protects the targets.
 
@@ -28,11 +28,11 @@ fn refused(e: TargetError) -> Error {
     }
 }
 
-/// Targets of a NIC, and whether interrupt targets are closed.
+/// Targets of a NIC.
 pub(super) struct TargetTable {
     pub(super) targets: KBox<Targets>,
     interrupts_closed: bool,
-    /// Ends of the hold-off times, by interval number. Until then the number is not reused, and its
+    /// Ends of the hold-off times, by interval number. Until then a number is not reused, and its
     /// base is invalid.
     held_off: KVec<Option<Instant<Monotonic>>>,
 }
@@ -76,18 +76,18 @@ impl TargetTable {
     }
 }
 
-/// Memory to be opened to other nodes, with the object that keeps it allocated.
+/// Memory that can be opened to other nodes, with the object that keeps it allocated.
 pub enum TargetMemory {
     /// Coherent memory of this NIC, in whole pages. All of it is opened, and kept while it is open.
     Memory(Arc<DmaWords>),
-    /// Memory behind an IOMMU, with the I/O addresses that follow it. Kept while it is open.
+    /// Memory behind an IOMMU, with the I/O addresses that follow it. It is kept while it is open.
     Pages(Arc<PoolPages>),
     /// Registers or memory of a device that another host drives. The caller closes the target
     /// before the device is withdrawn.
     Bar {
-        /// Leased device.
+        /// Device that is leased to the other host.
         device: Arc<LeasedDevice>,
-        /// Number of the BAR, all of which is opened, in whole pages.
+        /// Number of the BAR. All of it is opened, in whole pages.
         bar: usize,
     },
 }
@@ -102,8 +102,8 @@ enum Proof {
     Nothing,
 }
 
-/// Local memory that interval `number` of other nodes points to, instead of the exported memory.
-/// Drop closes it, after which peers cannot access it. The drop may sleep.
+/// Local memory that interval `number` of other nodes reaches, instead of the exported memory. Drop
+/// closes the target, and peers cannot access it afterwards. Drop may sleep.
 pub struct Target {
     smfu: Arc<Smfu>,
     number: u32,
@@ -114,14 +114,14 @@ pub struct Target {
 }
 
 impl Smfu {
-    /// Opens memory to all nodes that have an interval `number` (1…62) to this node. May sleep.
+    /// Opens memory to all nodes that point an interval `number` (1…62) to this node. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for the number, memory of another NIC, or memory that is not whole pages. `EBUSY`
-    /// if the number is in use or part of the memory is already open. `ERANGE` above 2^48. `EIO`
-    /// for addresses that raise interrupts. `EOPNOTSUPP` for a BAR if an IOMMU translates the NIC's
-    /// addresses. `ENODEV`.
+    /// `EINVAL` for an invalid number, memory of another NIC, or memory that does not consist of
+    /// whole pages. `EBUSY` if the number is in use or part of the memory is already open. `ERANGE`
+    /// for addresses above 2^48. `EIO` for addresses that raise interrupts. `EOPNOTSUPP` for a BAR
+    /// if an IOMMU translates the NIC's addresses. `ENODEV`.
     pub fn target(self: &Arc<Self>, number: u32, memory: TargetMemory) -> Result<Target> {
         let (base, bytes, proof) = match memory {
             TargetMemory::Memory(memory) => {
@@ -155,13 +155,13 @@ impl Smfu {
         self.open(number, base, bytes, proof, |t| t.open(number, base, bytes))
     }
 
-    /// Opens an interrupt target: stores by nodes that have an interval `number` (1…62) to this
-    /// node raise interrupts, which are delivered to [`crate::nic::Nic::subscribe_messages`]. If
-    /// they are too frequent, all such targets are closed for a second. May sleep.
+    /// Opens an interrupt target. Stores by nodes that point an interval `number` (1…62) to this
+    /// node then raise interrupts, which are delivered to [`crate::nic::Nic::subscribe_messages`].
+    /// If they are too frequent, all interrupt targets are closed for a second. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for the number; `EBUSY` if it is in use; `ENODEV`.
+    /// `EINVAL` for an invalid number; `EBUSY` if it is in use; `ENODEV`.
     pub fn interrupt_target(self: &Arc<Self>, number: u32) -> Result<Target> {
         let base = BusAddr(BusAddr::INTERRUPTS.start);
         self.open(number, base, PAGE, Proof::Nothing, |t| {
@@ -170,24 +170,25 @@ impl Smfu {
     }
 
     /// Allocates memory for devices of other nodes, followed by I/O addresses for pages that are
-    /// mapped one by one; both sizes in bytes of whole pages. Returns `None` if no IOMMU translates
-    /// for the NIC. May sleep.
+    /// mapped one by one. Both sizes are in bytes and multiples of the page size. Returns `None` if
+    /// no IOMMU translates for the NIC. May sleep.
     ///
     /// # Errors
     ///
-    /// Same as for [`PoolPages`].
+    /// The errors of [`PoolPages`].
     pub fn pool_pages(&self, bytes: usize, pages: usize) -> Result<Option<Arc<PoolPages>>> {
         PoolPages::new(&self.ctx, bytes, pages)
     }
 
-    /// Returns the free numbers (1…62) as a set: bit *n* is number *n*. Any context.
+    /// Returns a bitmap of the free interval numbers (1…62): bit *n* stands for number *n*. Any
+    /// context.
     pub fn free_targets(&self) -> u64 {
         let mut target_table = self.target_table.lock();
         target_table.end_hold_off(Instant::now());
         target_table.targets.free_numbers()
     }
 
-    /// Reserves all free numbers, because peers may still have intervals to targets of an earlier
+    /// Reserves all free numbers, because peers may still point intervals to targets of an earlier
     /// owner. Accesses to reserved numbers reach no memory. May sleep.
     ///
     /// # Errors
@@ -208,7 +209,7 @@ impl Smfu {
                 number,
             };
             if held.push_within_capacity(target).is_err() {
-                // Cannot happen, because the vector has capacity for all numbers.
+                // Cannot happen: the vector has capacity for all numbers.
                 break;
             }
         }
@@ -257,21 +258,21 @@ impl Target {
         self.number
     }
 
-    /// Returns the bus address of the first byte, for the NIC.
+    /// Returns the bus address of the first byte, as the NIC uses it.
     pub fn base(&self) -> BusAddr {
         self.base
     }
 
-    /// Returns the size in bytes. Peers' intervals must not be longer, because the hardware does
-    /// not check.
+    /// Returns the size in bytes. Intervals of peers must not be longer, because the hardware does
+    /// not check their length.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
 impl Target {
-    /// Closes the target, so that peers cannot access its memory when this returns, but keeps the
-    /// number reserved. Peers may still have intervals with that number. May sleep.
+    /// Closes the target, but keeps its number reserved. When this function returns, peers cannot
+    /// access the memory, although they may still have intervals with that number. May sleep.
     pub fn close_keep_number(mut self) -> ClosedTarget {
         self.leave(|targets, number| targets.disable(number));
         let number = ClosedTarget {
@@ -286,7 +287,7 @@ impl Target {
         let (smfu, number) = (&self.smfu, self.number);
         let base = smfu::vpid_t_start_addr(number);
         let mut done = false;
-        // Writes that arrived earlier are in memory when this returns.
+        // Writes that arrived before are in memory when this call returns.
         smfu.ctx.revoke_confirmed(base, |hw| {
             let mut target_table = smfu.target_table.lock();
             change(&mut target_table.targets, number);
@@ -308,14 +309,15 @@ impl Drop for Target {
     }
 }
 
-/// Reserved number of a closed target. The drop frees the number.
+/// Reserved number of a closed target. Drop frees the number.
 pub struct ClosedTarget {
     smfu: Arc<Smfu>,
     number: u32,
 }
 
 impl ClosedTarget {
-    /// Drops the object, but keeps the number reserved for `time` from now on. Any context.
+    /// Keeps the number reserved for `time` from now on, instead of freeing it at once. Any
+    /// context.
     pub fn hold_off(self, time: Delta) {
         let until = Instant::<Monotonic>::now() + time;
         let mut target_table = self.smfu.target_table.lock();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Intervals of the window: each points to another node.
+//! Intervals of the window. Each interval points to another node.
 
 use super::{
     memory::{Caching, IoMapping, RemoteMemory},
@@ -30,25 +30,25 @@ fn refused(e: WindowError) -> Error {
     }
 }
 
-/// Interval as programmed into the hardware. The drop, by the last handle or mapping, resets the
-/// hardware. It may sleep.
+/// Interval that is programmed into the hardware. Dropping the last handle or mapping resets the
+/// hardware and may sleep.
 ///
 /// Stores to the window and register writes take different paths in the chip, so reading a register
-/// does not flush stores. Only a load through the same part of the window does (HW §12). The drop
-/// makes such a load before it resets the hardware, and ignores the result.
+/// does not flush stores. Only a load through the same part of the window does (HW §12). Drop
+/// therefore makes such a load before it resets the hardware, and ignores the result.
 pub(super) struct Route {
     smfu: Arc<Smfu>,
     /// Number of the interval.
     number: u32,
-    /// Set if a store was or may have been made through the interval.
+    /// Set if a store may have been made through the interval.
     stored: AtomicFlag,
-    /// Mapping of a page, and offset of the quadword in it that the drop loads.
+    /// Page mapping, and offset in it of the quadword that drop loads.
     probe: Option<(Arc<IoMapping>, usize)>,
 }
 
 impl Route {
-    /// Makes the route for interval `number` at `span`. The drop loads the quadword at byte `probe`
-    /// of the interval. On an error the caller frees the interval. May sleep.
+    /// Makes the route for interval `number` at `span`. Drop loads the quadword at byte `probe` of
+    /// the interval. On an error the caller frees the interval. May sleep.
     fn new(smfu: &Arc<Smfu>, number: u32, span: Span, probe: Option<u64>) -> Result<Arc<Self>> {
         let place = UniqueArc::new_uninit(GFP_KERNEL)?;
         let probe = match probe {
@@ -59,7 +59,7 @@ impl Route {
             }
             None => None,
         };
-        // No errors follow. From here on the drop resets the hardware.
+        // No errors follow. After this line, drop resets the hardware.
         let route = place.write(Self {
             smfu: smfu.clone(),
             number,
@@ -73,7 +73,7 @@ impl Route {
         &self.smfu
     }
 
-    /// Records that a store was or may be made. Any context.
+    /// Records that a store may be made through the interval. Any context.
     #[inline]
     pub(super) fn note_store(&self) {
         if !self.stored.load(Relaxed) {
@@ -134,7 +134,8 @@ pub struct WindowSpec {
 }
 
 impl WindowSpec {
-    /// Makes a specification for a window of `bytes`, a multiple of 4096, that points to `node`.
+    /// Makes a specification for a window of `bytes` bytes, a multiple of 4096, that points to
+    /// `node`.
     pub fn new(node: NodeId, bytes: u64) -> Self {
         Self {
             node,
@@ -145,28 +146,29 @@ impl WindowSpec {
         }
     }
 
-    /// Requests interval `number` (1…62), which selects the base at the target. The default is the
-    /// lowest free number.
+    /// Requests interval `number` (1…62), which selects the base at the target. By default the
+    /// lowest free number is used.
     pub fn interval(mut self, number: u32) -> Self {
         self.interval = Some(number);
         self
     }
 
-    /// Requests natural alignment: the size is a power of two, and the address a multiple of it.
+    /// Requests natural alignment: the size is a power of two, and the address is a multiple of the
+    /// size.
     pub fn natural(mut self) -> Self {
         self.natural = true;
         self
     }
 
-    /// Sets the offset of the quadword that is loaded before the window is reset; the default is 0.
-    /// Choose another one if reading the first quadword of the target has a side effect.
+    /// Sets the offset of the quadword that is loaded before the window is reset. The default is 0.
+    /// Choose another offset if reading the first quadword of the target has a side effect.
     pub fn probe(mut self, offset: u64) -> Self {
         self.probe = Some(offset);
         self
     }
 
-    /// Disables that load, for a target that must not be read, for example
-    /// [interrupts](Smfu::interrupt_target). Instead, the drop waits five milliseconds. No source
+    /// Disables the load before the reset, for a target that must not be read, for example
+    /// [interrupts](Smfu::interrupt_target). Drop then waits five milliseconds instead. No source
     /// states that this is long enough for stores in flight.
     pub fn no_probe(mut self) -> Self {
         self.probe = None;
@@ -174,8 +176,8 @@ impl WindowSpec {
     }
 }
 
-/// Interval that points to a node. It is freed when the window and its mappings are dropped, which
-/// may sleep.
+/// Interval that points to a node. It is freed when the window and its mappings are dropped. The
+/// last drop may sleep.
 pub struct Window {
     route: Arc<Route>,
     span: Span,
@@ -187,8 +189,8 @@ impl Smfu {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for size, number or node; `EBUSY` if the number is in use; `ENOSPC` if the window
-    /// is full; `ENOMEM`; `ENODEV`.
+    /// `EINVAL` for an invalid size, number or node; `EBUSY` if the number is in use; `ENOSPC` if
+    /// the window is full; `ENOMEM`; `ENODEV`.
     pub fn window(self: &Arc<Self>, spec: WindowSpec) -> Result<Window> {
         let power = spec.bytes.is_power_of_two();
         let align = if spec.natural { spec.bytes } else { PAGE };
@@ -202,7 +204,7 @@ impl Smfu {
         let (number, span) = reserved.map_err(refused)?;
         let route = Route::new(self, number, span, spec.probe)
             .inspect_err(|_| self.state.lock().allocator.free(number))?;
-        // From here on an error frees the interval.
+        // After this line, an error frees the interval by dropping `window`.
         let window = Window {
             route,
             span,
@@ -214,7 +216,8 @@ impl Smfu {
         Ok(window)
     }
 
-    /// Returns the free interval numbers (1…62) as a set: bit *n* is number *n*. May sleep.
+    /// Returns a bitmap of the free interval numbers (1…62): bit *n* stands for number *n*. May
+    /// sleep.
     pub fn free_windows(&self) -> u64 {
         self.state.lock().allocator.free_numbers()
     }
@@ -236,20 +239,21 @@ impl Window {
         self.span.bytes()
     }
 
-    /// Returns the offset in BAR 2.
+    /// Returns the offset in bytes in BAR 2.
     pub fn offset(&self) -> u64 {
         self.span.start
     }
 
-    /// Returns the address for CPUs, to be mapped for example into user space; `None` after the
-    /// device was removed. Such mappings must be removed before the window is dropped.
+    /// Returns the physical address for CPUs, which can be mapped for example into user space;
+    /// `None` after the device was removed. Such mappings must be removed before the window is
+    /// dropped.
     pub fn physical(&self) -> Option<CpuAddr> {
         self.route.note_store();
         let start = self.route.smfu().window_start()?;
         Some(CpuAddr(start + self.span.start))
     }
 
-    /// Returns the address for other devices of this host, whose accesses reach the node without
+    /// Returns the bus address for other devices of this host, which can access the node without
     /// the CPU; `None` after the device was removed. The devices must stop using it before the
     /// window is dropped.
     pub fn bus(&self) -> Option<BusAddr> {
@@ -259,15 +263,15 @@ impl Window {
     }
 
     /// Disconnects the window from the node. Its addresses may still be in use, and stay reserved
-    /// until the drop. The effect of later accesses is unknown: they may access the memory that
-    /// node 0 exports (G18), or return all ones. Any context.
+    /// until the window is dropped. The effect of later accesses is unknown: they may access the
+    /// memory that node 0 exports (G18), or return all ones. Any context.
     pub fn disconnect(&self) {
         if let Some(hw) = self.route.smfu().ctx.alive_access() {
             clear_interval(&hw, self.route.number);
         }
     }
 
-    /// Maps the window for the kernel. May sleep.
+    /// Maps the window into the kernel's address space. May sleep.
     ///
     /// # Errors
     ///

@@ -25,24 +25,26 @@ use protocol::transfer::{Limits, Queue, Transfers, Unclaimed};
 
 /// Parameters of an engine.
 pub struct Setup {
-    /// Sizes of the tables: about 700 bytes per transfer, 24 per fragment, 80 per command. A node
-    /// may use half of the slots for transfers, and half of those for fragments, of which a
-    /// transfer needs some for both sides. A transfer with more fragments always fails.
+    /// Sizes of the tables. A transfer needs about 700 bytes, a fragment 24, a command 80. Each
+    /// node may use half of the slots for transfers and half of the slots for fragments. A transfer
+    /// needs slots for the fragments of both sides. A transfer with more fragments than that always
+    /// fails.
     pub capacity: Capacity,
-    /// Receives the notifications that belong to no transfer; without a listener they are counted
+    /// Receives the notifications that belong to no transfer. Without a listener they are counted
     /// and dropped.
     pub listener: Option<(Arc<dyn Listener>, CallIn)>,
     /// Maximum number of notifications queued for the listener.
     pub unclaimed: u16,
     /// Maximum number of notifications queued for the listener per node.
     pub unclaimed_per_node: u16,
-    /// Process notifications in a softirq after the interrupt instead of in a work item. Owners
-    /// with [`CallIn::Poll`] are then mostly called there, which saves context switches.
+    /// Process notifications in a softirq after the interrupt, instead of in a work item. Owners
+    /// with [`CallIn::Poll`] are then usually called in the softirq, which saves context switches.
     pub soft: bool,
 }
 
 impl Default for Setup {
-    /// 512 transfers with 2,048 fragments, 512 commands in flight, no listener.
+    /// Returns parameters for 512 transfers with 2,048 fragments, 512 commands in flight and no
+    /// listener.
     fn default() -> Self {
         Self {
             capacity: Capacity {
@@ -58,12 +60,12 @@ impl Default for Setup {
     }
 }
 
-/// Port with an engine for transfers, and its owner handle. All methods of [`Submitter`] can be
-/// used, by several threads at once.
+/// Port with an engine for transfers, and its owner handle. Several threads can call the methods of
+/// [`Submitter`] at the same time.
 ///
 /// Drop ends all transfers with `Down`, calls the remaining completions in the caller's context,
-/// whichever they requested, and closes the port. It may sleep. It waits for running completions
-/// and the listener, so it must not be called from one of them; none runs afterwards.
+/// whatever context they requested, and closes the port. It may sleep. It waits for running
+/// completions and the listener, so they must not call it. None of them runs afterwards.
 pub struct Engine {
     requester: Requester,
     submitter: Submitter,
@@ -87,8 +89,8 @@ impl Engine {
         Self::with(requester, notifications, Setup::default())
     }
 
-    /// Makes an engine for a port that has no client. May sleep; afterwards the engine allocates
-    /// nothing.
+    /// Makes an engine for a port that has no client. May sleep. The engine allocates no memory
+    /// afterwards.
     ///
     /// ```
     /// # use extoll_core::rma::{self, transfer::{CallIn, Listener}, DEFAULT_QUEUE_BYTES};
@@ -147,7 +149,7 @@ impl Engine {
             Arc::new(WorkClient(shared.clone()), GFP_KERNEL)?
         };
         requester.attach(client);
-        // Processes notifications that have already arrived, and arms the interrupt.
+        // The work item processes notifications that have already arrived, and arms the interrupt.
         shared.enqueue_poll();
         Ok(Self {
             requester,
@@ -160,7 +162,7 @@ impl Engine {
         &self.requester
     }
 
-    /// Returns a reference for other submitters.
+    /// Returns a reference to the engine for other submitters.
     pub fn submitter(&self) -> Submitter {
         self.submitter.clone()
     }
@@ -171,17 +173,17 @@ impl Drop for Engine {
         let shared = &self.submitter.0;
         shared.closing.store(true, Relaxed);
         self.requester.detach();
-        // Only the work items queue themselves from here on, and they check `closing`.
+        // After this line only the work items queue themselves, and they check `closing`.
         work::cancel_sync::<Shared, 0>(shared);
         work::cancel_sync::<Shared, 2>(shared);
         shared.close(Quiet::Closed);
-        // Cancelled after `close`, because it is queued with the lock held: later lock holders see
-        // `closing`.
+        // Cancelled after `close`, because it is queued with the lock held, and later lock holders
+        // find `closing` set.
         work::cancel_delayed_sync::<Shared, 1>(shared);
         loop {
             let direct = shared.call_owners(Queue::Direct, CALLS);
             if !shared.call_owners(Queue::Deferred, CALLS) && !direct {
-                // A caller of `poll` may be running a completion or the listener.
+                // A caller of `poll` may still be running a completion or the listener.
                 if shared.with(|inner| inner.is_idle()) != Some(false) {
                     break;
                 }

@@ -10,7 +10,7 @@ use crate::atu::Region;
 use protocol::transfer::Fragment;
 use wire::ids::{BusAddr, Nla};
 
-/// Contiguous memory, by address.
+/// Contiguous memory: address and length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span<A> {
     /// Address of the first byte.
@@ -40,7 +40,7 @@ impl Span<Nla> {
 /// Part of a local region.
 #[derive(Clone, Copy)]
 pub struct RegionPart<'a> {
-    /// Region. It must be alive, belong to the engine's NIC and VPID, and allow the access.
+    /// Local region. It must be alive, belong to the engine's NIC and VPID, and permit the access.
     pub region: &'a Region,
     /// Byte offset in the region.
     pub offset: usize,
@@ -49,7 +49,7 @@ pub struct RegionPart<'a> {
 }
 
 impl<'a> RegionPart<'a> {
-    /// Makes a part of bytes `offset`…`offset + len` of a region.
+    /// Describes the bytes `offset`…`offset + len` of a region.
     pub fn new(region: &'a Region, offset: usize, len: usize) -> Self {
         Self {
             region,
@@ -73,18 +73,19 @@ impl<'a> RegionPart<'a> {
     }
 }
 
-/// Memory on both sides, as fragments. The fragment boundaries of both sides may differ, but not
-/// the total length. The NIC translates both sides or none (HW §10.1).
+/// Memory on both sides, as lists of fragments. The total lengths of both sides must be equal, but
+/// fragment boundaries may differ. The NIC translates the addresses of both sides, or of none (HW
+/// §10.1).
 #[derive(Clone, Copy)]
 pub enum Lists<'a> {
-    /// Bus addresses, which no hardware checks.
+    /// Memory named by bus addresses, which no hardware checks.
     Bus {
         /// Local memory. It must stay mapped until the transfer is quiet.
         local: &'a [Span<BusAddr>],
         /// Memory of the peer.
         remote: &'a [Span<BusAddr>],
     },
-    /// Registered memory.
+    /// Registered memory, named by NLAs.
     Regions {
         /// Local memory.
         local: &'a [RegionPart<'a>],
@@ -93,7 +94,7 @@ pub enum Lists<'a> {
     },
 }
 
-/// One fragment on either side, which can be borrowed as [`Lists`].
+/// One fragment on each side, which can be borrowed as [`Lists`].
 pub(super) enum Single<'a> {
     Bus([Span<BusAddr>; 2]),
     Region(RegionPart<'a>, Span<Nla>),

@@ -3,8 +3,8 @@
 //! Execution of an engine: the work items and the softirq that run the state machine, and the calls
 //! of completions and listeners.
 //!
-//! The state is under the spinlock `inner`, which disables interrupts. The lock is released after
-//! each batch and before each call.
+//! The spinlock `inner`, which disables interrupts, protects the state. It is released after each
+//! batch and before each call.
 
 use super::{CallIn, Completion, Listener, Quiet, RmaError};
 use crate::{
@@ -32,33 +32,33 @@ use protocol::{
     Time, TransportError,
 };
 
-/// Maximum number of notifications processed, and of transfers ended, per lock hold.
+/// Maximum number of notifications processed, and of transfers ended, while the lock is held once.
 pub(super) const BATCH: usize = 32;
-/// Maximum number of commands posted per lock hold.
+/// Maximum number of commands posted while the lock is held once.
 const POSTS: usize = 8;
-/// Maximum number of passes of the work item before it requeues itself, because a peer may notify
-/// faster than the engine processes.
+/// Maximum number of passes of the work item before it requeues itself. A peer may send
+/// notifications faster than the engine processes them.
 const ROUNDS: usize = 32;
-/// Maximum number of completions, and of notifications for the listener, called in a row.
+/// Maximum number of completions, and of notifications for the listener, that are called in a row.
 pub(super) const CALLS: usize = 256;
 
-/// State under the lock.
+/// State that the lock protects.
 pub(super) struct Inner {
     pub(super) requester: Requester,
     pub(super) notifications: Notifications,
     pub(super) table: Transfers<KernelMemory, Arc<dyn Completion>>,
-    /// Receiver of unclaimed notifications. Dropped with the engine, because it may hold a
-    /// [`Submitter`].
+    /// Receiver of notifications that belong to no transfer. Dropped with the engine, because it
+    /// may contain a [`Submitter`].
     pub(super) listener: Option<(Arc<dyn Listener>, CallIn)>,
     pub(super) unclaimed: Unclaimed<KernelMemory>,
-    /// Time for which the work item for deadlines is queued, if known.
+    /// Time at which the work item for deadlines will run, if known.
     pub(super) scheduled: Option<Time>,
 }
 
 /// Work items and state of an engine.
 #[pin_data]
 pub(super) struct Shared {
-    /// Origin of the engine's clock, in nanoseconds.
+    /// Origin of the engine's clock, which counts nanoseconds.
     pub(super) epoch: Instant<Monotonic>,
     /// State; `None` after the engine was dropped.
     #[pin]
@@ -135,7 +135,8 @@ impl Soft for SoftPoll {
     }
 }
 
-/// Like [`WorkClient`], with a softirq; its drop waits for the softirq.
+/// Client of the port that schedules the softirq. Otherwise like [`WorkClient`]. Drop waits for the
+/// softirq.
 pub(super) struct SoftClient {
     shared: Arc<Shared>,
     poll: Arc<Tasklet<SoftPoll>>,
@@ -166,7 +167,7 @@ impl Client for SoftClient {
     }
 }
 
-/// Posts the commands of the state machine.
+/// Port through which the state machine posts commands.
 struct Poster<'a>(&'a Requester);
 
 impl Port for Poster<'_> {
@@ -179,7 +180,7 @@ impl Port for Poster<'_> {
     }
 }
 
-/// Result of one step.
+/// Result of [`Shared::step`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepResult {
     /// Work remains.
@@ -244,7 +245,7 @@ impl Inner {
         self.table.is_empty() && !self.unclaimed.is_busy()
     }
 
-    /// Returns the next notification for the listener, if the listener is called in this context.
+    /// Returns the next notification for the listener, if the listener requested this context.
     fn next_notification(&mut self, context: CallIn) -> Option<(Arc<dyn Listener>, Notification)> {
         let (listener, c) = self.listener.as_ref()?;
         if *c != context {
@@ -268,7 +269,7 @@ impl Shared {
 
     pub(super) fn enqueue_poll(self: &Arc<Self>) {
         if !self.closing.load(Relaxed) {
-            // It may be queued already.
+            // The work item may be queued already.
             let _ = work::enqueue::<_, 0>(self.clone());
         }
     }
@@ -279,12 +280,12 @@ impl Shared {
         }
     }
 
-    /// Queues the work item for deadlines for the next one. Called with the lock held.
+    /// Queues the work item for the next deadline. Called with the lock held.
     pub(super) fn schedule(self: &Arc<Self>, inner: &mut Inner, now: Time) {
         let Some(next) = inner.table.next_deadline() else {
             return;
         };
-        // Running earlier than necessary does no harm.
+        // An earlier run of the work item does no harm.
         if self.closing.load(Relaxed) || inner.scheduled.is_some_and(|at| at <= next) {
             return;
         }
@@ -306,7 +307,7 @@ impl Shared {
         result.unwrap_or(StepResult::Nothing)
     }
 
-    /// Work item for notifications: runs until the queue is empty and armed, or until [`ROUNDS`]
+    /// Runs the work item for notifications until the queue is empty and armed, or until [`ROUNDS`]
     /// passes are done.
     fn run(self: &Arc<Self>) {
         for _ in 0..ROUNDS {
@@ -324,8 +325,8 @@ impl Shared {
         self.enqueue_poll();
     }
 
-    /// Runs one step in a softirq; returns whether work remains. May run at the same time as the
-    /// work item, because either arms an empty queue.
+    /// Runs one step in a softirq. Returns whether work remains. May run concurrently with the work
+    /// item, because both arm the queue when it is empty.
     fn run_soft(self: &Arc<Self>) -> bool {
         let result = self.step();
         if result == StepResult::Dead {
@@ -343,19 +344,19 @@ impl Shared {
         let Some(requester) = self.with(|inner| inner.requester.clone()) else {
             return;
         };
-        // The NIC must be cut off before owners are notified that their memory is safe.
+        // The NIC must be cut off from memory before owners are notified that their memory is safe.
         requester.context().isolate();
         drop(requester);
         self.close(Quiet::Settled);
     }
 
-    /// Ends all transfers.
+    /// Ends all transfers and reports `quiet` as the way in which they became quiet.
     pub(super) fn close(&self, quiet: Quiet) {
         let step = |inner: &mut Inner| inner.table.close(quiet, self.now(), BATCH);
         while self.with(step) == Some(true) {}
     }
 
-    /// Queues the work item that calls owners and the listener in this context, if there are calls
+    /// Queues the work item that calls the owners and the listener of a context, if calls are
     /// pending.
     pub(super) fn queue_calls(self: &Arc<Self>, context: CallIn) {
         let waits = self.with(|inner| {
@@ -370,7 +371,7 @@ impl Shared {
         }
     }
 
-    /// Calls owners and the listener that requested this context. Returns true if calls remain.
+    /// Calls the owners and the listener that requested this context. Returns whether calls remain.
     pub(super) fn call(&self, context: CallIn) -> bool {
         self.call_some(context, CALLS)
     }
@@ -415,7 +416,7 @@ impl Shared {
     }
 }
 
-/// Calls a completion; returns true if that was its last call.
+/// Calls a completion. Returns whether this was its last call.
 fn complete(event: Event<Arc<dyn Completion>>) -> bool {
     if let Some(outcome) = event.outcome {
         event.token.done(outcome.map_err(RmaError::from));

@@ -2,8 +2,8 @@
 
 //! Interface for submitters: submitting, cancelling, aborting and polling.
 //!
-//! Each call takes the engine's spinlock, which disables interrupts. Any context, unless a function
-//! says otherwise.
+//! Each call acquires the engine's spinlock, which disables interrupts. Functions run in any
+//! context unless their comment says otherwise.
 
 use super::{
     handle::Outcome,
@@ -29,22 +29,22 @@ fn after(now: Time, delay: Delta) -> Time {
     Time(now.0.saturating_add(delay.as_nanos().max(0) as u64))
 }
 
-/// Reference to an engine, for submitters. It keeps neither the port open nor the engine alive.
+/// Reference to an engine, for submitters. It keeps neither the engine alive nor the port open.
 /// After the engine was dropped, all calls fail with `Down`.
 #[derive(Clone)]
 pub struct Submitter(pub(super) Arc<Shared>);
 
 impl Submitter {
-    /// Submits a transfer. Calls `completion` at its end; on an error, `completion` is dropped
-    /// without a call. Does not sleep, and allocates no memory. Any context in which `completion`
-    /// may be dropped, if its reference is the last one.
+    /// Submits a transfer. `completion` is called at its end. On an error, `completion` is dropped
+    /// without a call. Does not sleep, and allocates no memory. Any context in which the last
+    /// reference to `completion` may be dropped.
     ///
     /// # Errors
     ///
-    /// `Invalid`: zero bytes or different lengths on both sides, an address range that wraps
-    /// around, or local memory without the necessary access. `Busy`: no free slot for the transfer
-    /// or its fragments, or the node's limit is reached; slots become free when transfers of the
-    /// engine become quiet. `Down`.
+    /// `Invalid`: zero bytes, different lengths on both sides, an address range that wraps around,
+    /// or local memory without the necessary access. `Busy`: no free slot for the transfer or its
+    /// fragments, or the node's limit is reached. Slots become free when transfers of the engine
+    /// become quiet. `Down`.
     pub fn submit(
         &self,
         request: &Request<'_>,
@@ -53,12 +53,12 @@ impl Submitter {
         self.submit_within(request, None, completion)
     }
 
-    /// Like [`Submitter::submit`], with a limit for the time until the commands are posted. The
-    /// transfer times out if commands still wait for room after `within`.
+    /// Submits a transfer like [`Submitter::submit`], and limits the time until its commands are
+    /// posted. The transfer times out if a command was not posted within `within`.
     ///
     /// # Errors
     ///
-    /// As for [`Submitter::submit`].
+    /// The errors of [`Submitter::submit`].
     pub fn submit_within(
         &self,
         request: &Request<'_>,
@@ -78,7 +78,7 @@ impl Submitter {
             notify: to.notify,
             confirm,
         };
-        // Read before locking, so that the time spent waiting for the lock counts.
+        // Read before locking, so that the wait for the lock is included.
         let post_by = within.map(|within| after(self.0.now(), within));
         self.submit_with(&to, timeout, context, |inner, mut terms| {
             if !lists.is_allowed(&inner.requester, direction) {
@@ -92,9 +92,9 @@ impl Submitter {
         })
     }
 
-    /// Submits a fetch-compare-and-add on a lock of the peer's VPID: if its value is not greater
-    /// than `compare`, `add` is added. Operations on one lock of a peer are serialized. Like
-    /// [`Submitter::submit`]; [`Locked::of`] decodes the outcome.
+    /// Submits a fetch-compare-and-add on a lock of the peer's VPID: if the lock's value is not
+    /// greater than `compare`, `add` is added to it. Operations on the same lock of a peer are
+    /// serialized. [`Locked::of`] decodes the outcome. Otherwise like [`Submitter::submit`].
     ///
     /// ```
     /// use extoll_core::rma::{
@@ -168,7 +168,7 @@ impl Submitter {
             self.0.schedule(inner, now);
             Some((taken, more))
         });
-        // Without the lock, because this drops completions.
+        // Called without the lock, because this drops completions.
         let (taken, more) = done.flatten().ok_or(RmaError::Down)?;
         if more {
             self.0.enqueue_poll();
@@ -177,8 +177,9 @@ impl Submitter {
         taken.map_err(|(error, _)| error)
     }
 
-    /// Ends a transfer as `Cancelled`, unless it has ended; returns true if it was cancelled. No
-    /// further command is posted; those in flight become late, see [the table](super). Any context.
+    /// Ends a transfer as `Cancelled`, unless it has ended. Returns whether it was cancelled. No
+    /// further command is posted; commands in flight become late, see [the table](super). Any
+    /// context.
     pub fn cancel(&self, ticket: Ticket) -> bool {
         let now = self.0.now();
         let cancelled = self.0.with(|inner| {
@@ -192,8 +193,8 @@ impl Submitter {
         cancelled.unwrap_or(false)
     }
 
-    /// Ends, as `PeerLost`, all transfers with a node, on any VPID, that were submitted before the
-    /// call. For callers that know from another source that the peer died or was restarted.
+    /// Ends, as `PeerLost`, all transfers with any VPID of a node that were submitted before the
+    /// call. This is for callers that know from another source that the peer died or was restarted.
     /// Commands in flight become late, see [the table](super). Any context.
     ///
     /// ```
@@ -221,22 +222,22 @@ impl Submitter {
         self.after_ends();
     }
 
-    /// Starts the work items after transfers have ended, because other transfers may have waited
-    /// for those and completions are pending.
+    /// Starts the work items after transfers have ended. Their completions are pending, and other
+    /// transfers may have waited for them.
     fn after_ends(&self) {
         self.0.enqueue_poll();
         self.0.queue_calls(CallIn::Process);
     }
 
-    /// Processes notifications that have arrived. Calls the owners and the listener that requested
-    /// [`CallIn::Poll`] on the caller's stack. For callers that cannot wait for the interrupt and
-    /// the work item. Returns true if work remains: call again then, because the interrupt is off.
-    /// Any context that those owners allow.
+    /// Processes notifications that have arrived, and calls the owners and the listener that
+    /// requested [`CallIn::Poll`] directly. This is for callers that cannot wait for the interrupt
+    /// and the work item. Returns whether work remains. The caller must then call again, because
+    /// the interrupt is not armed. Any context that those owners permit.
     #[must_use = "if there is more, no interrupt tells of it"]
     pub fn poll(&self) -> bool {
         let result = self.0.step();
         if result == StepResult::Dead {
-            // The next steps need process context.
+            // The following steps require process context.
             self.0.enqueue_poll();
         }
         let more = self.0.call(CallIn::Poll);
@@ -262,8 +263,8 @@ impl Submitter {
         counters.unwrap_or_default()
     }
 
-    /// Reads `len` bytes of the peer's memory; done when they are in local memory. May sleep,
-    /// because it allocates the handle.
+    /// Reads `len` bytes of the peer's memory. The transfer is done when the bytes are in local
+    /// memory. May sleep, because it allocates the handle.
     ///
     /// ```
     /// use extoll_core::{
@@ -291,7 +292,7 @@ impl Submitter {
     ///
     /// # Errors
     ///
-    /// `Invalid`, `Busy`, `NoMemory`, `Down`; the handle returns other errors.
+    /// `Invalid`, `Busy`, `NoMemory`, `Down`. The handle reports other errors.
     pub fn get(
         &self,
         to: Destination,
@@ -302,13 +303,13 @@ impl Submitter {
         self.single(Direction::Get, to, address, len, timeout)
     }
 
-    /// Writes `len` bytes to the peer's memory; done when local memory has been read and the data
-    /// sent. Only the peer learns of errors at its side. May sleep, because it allocates the
-    /// handle.
+    /// Writes `len` bytes to the peer's memory. The transfer is done when local memory was read and
+    /// the data was sent. Errors at the peer are reported only to the peer. May sleep, because it
+    /// allocates the handle.
     ///
     /// # Errors
     ///
-    /// As for [`Submitter::get`].
+    /// The errors of [`Submitter::get`].
     pub fn put(
         &self,
         to: Destination,
@@ -339,12 +340,12 @@ impl Submitter {
         self.start(&request)
     }
 
-    /// Submits a transfer for a caller that waits with the handle. The request's context is
-    /// ignored. May sleep, because it allocates the handle.
+    /// Submits a transfer for a caller that waits with the handle. `request.context` is ignored.
+    /// May sleep, because it allocates the handle.
     ///
     /// # Errors
     ///
-    /// As for [`Submitter::submit`], and `NoMemory`.
+    /// The errors of [`Submitter::submit`], and `NoMemory`.
     pub fn start(&self, request: &Request<'_>) -> Result<Handle, RmaError> {
         let request = Request {
             context: CallIn::Poll,
