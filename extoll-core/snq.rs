@@ -5,9 +5,9 @@
 //! For each event the NIC writes an entry to a ring in host memory and raises an MSI. The interrupt
 //! handler consumes entries while their flip bit has the expected value, updates the read pointer
 //! and re-arms the interrupt. [`wire::snq`] ([`SnqConsumer`], [`EventMask`]) decides which entries
-//! to consume or skip and which events to mask; this file holds registers, memory and time.
+//! to consume or skip and which events to mask. This file contains registers, memory and time.
 //!
-//! The state is under a spinlock that disables interrupts. The interrupt handler and two work items
+//! A spinlock that disables interrupts protects the state. The interrupt handler and two work items
 //! (for lost entries and lost interrupts) consume entries. Clients of ports and events are called
 //! with the lock held.
 
@@ -39,9 +39,9 @@ use work::{BEGIN, DRAIN, LOST_REGISTERS, MESSAGES, RECOVER, UNMASK, WATCH};
 pub(crate) use handler::Interrupt;
 pub use messages::{MessageClient, MessageSubscription};
 
-/// Words per ring entry.
+/// Number of words per ring entry.
 const ENTRY_WORDS: usize = 8;
-/// Decisions about consumed entries.
+/// State on which the handling of consumed entries depends.
 struct EventPolicy {
     enabled: EventMask,
     errors: ErrorReports,
@@ -52,13 +52,13 @@ struct State {
     memory: Option<DmaWords>,
     consumer: SnqConsumer,
     running: bool,
-    /// Set once the register with the address of the ring has read back as written.
+    /// Set after the register with the ring address has returned the written value.
     reads_back: bool,
     policy: EventPolicy,
 }
 
-/// Allocates memory for a ring, below 4 GiB, because no source uses higher addresses for this
-/// queue. May sleep.
+/// Allocates memory for a ring. It is below 4 GiB, because no source describes higher addresses for
+/// this queue. May sleep.
 ///
 /// # Errors
 ///
@@ -71,7 +71,7 @@ pub(crate) fn allocate(dev: &device::Device<Bound>) -> Result<DmaWords> {
     Ok(memory)
 }
 
-/// Receivers of the queue's entries.
+/// Objects that process the queue's entries.
 pub(crate) struct Handlers {
     pub(crate) events: Arc<Events>,
     pub(crate) smfu: Arc<Smfu>,
@@ -95,7 +95,7 @@ impl Handlers {
 pub(crate) struct Snq {
     ctx: Arc<Context>,
     to: Handlers,
-    /// Times are counted from here.
+    /// Origin of all times.
     epoch: Instant<Monotonic>,
     #[pin]
     state: SpinLockIrq<State>,
@@ -118,7 +118,7 @@ pub(crate) struct Snq {
 }
 
 impl Snq {
-    /// `memory` is from [`allocate`]. May sleep.
+    /// Makes the queue. `memory` is from [`allocate`]. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
@@ -159,7 +159,8 @@ impl Snq {
         self.epoch.elapsed().as_millis().max(0) as u64
     }
 
-    /// Sets up the ring, its pointers, the program and the enabled events (step 6 of HW §3.1).
+    /// Sets up the ring, its pointers, the notification program and the enabled events (step 6 of
+    /// HW §3.1).
     pub(crate) fn setup(&self, hw: &Hw) -> Result {
         hw.rf.write(snq::EXECUTE, 0);
         let mut guard = self.state.lock();
@@ -208,7 +209,7 @@ impl Snq {
             .write(snq::EXECUTE, Execute(0).with_enable(true).raw());
     }
 
-    /// Disables all events. The final register read ensures that the NIC no longer uses the memory.
+    /// Disables all events. After the final register read the NIC does not use the memory any more.
     pub(crate) fn stop(&self) {
         self.state.lock().running = false;
         if let Some(hw) = self.ctx.alive_access() {
@@ -218,14 +219,14 @@ impl Snq {
         }
     }
 
-    /// Frees the ring. The caller has stopped the NIC's accesses to it and removed the interrupt
+    /// Frees the ring. The caller has ended the NIC's access to it and removed the interrupt
     /// handler. May sleep.
     pub(crate) fn free(&self) {
         let memory = self.state.lock().memory.take();
         drop(memory);
     }
 
-    /// Changes the set of enabled events, and writes it to the NIC if `change` returns true.
+    /// Changes the set of enabled events. Writes the set to the NIC if `change` returns true.
     fn write_mask(&self, change: impl FnOnce(&mut EventMask) -> bool) {
         let hw = self.ctx.alive_access();
         let mut state = self.state.lock();
@@ -239,8 +240,8 @@ impl Snq {
         }
     }
 
-    /// Sets which events are enabled; storms and the drain mask some of them for a while. Any
-    /// context.
+    /// Sets which events are enabled. Some of them may be masked for a while by a storm or by the
+    /// drain. Any context.
     pub(crate) fn allow(&self, mask: TriggerMask) {
         self.to.events.allowed(mask);
         self.write_mask(|enabled| {
@@ -249,7 +250,7 @@ impl Snq {
         });
     }
 
-    /// Last consumed entry, events enabled, whether a drain runs; for debugfs.
+    /// Returns the index of the last consumed entry, the enabled events, and whether a drain runs.
     pub(crate) fn show(&self) -> (u16, u64, bool) {
         let state = self.state.lock();
         let enabled = &state.policy.enabled;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Counters, and numbered reasons of errors. Each reason has a counter and the tracepoint
-//! `extoll_error`. docs/driver.md lists the reasons that are also logged, at a limited rate.
-//! Counters are atomic and can be used in any context.
+//! Counters of a NIC, and numbered reasons of errors. Each reason has a counter and causes the
+//! tracepoint `extoll_error`. docs/driver.md lists the reasons that are also logged, at a limited
+//! rate. Counters are atomic and can be used in any context.
 
 use kernel::sync::atomic::{Atomic, Relaxed};
 
@@ -22,7 +22,7 @@ macro_rules! reasons {
             /// All reasons in the order of their numbers from 0.
             pub const ALL: &'static [$kind] = &[$($kind::$name),*];
 
-            /// Short text for logs and debugfs.
+            /// Returns a short text for logs and debugfs.
             pub const fn text(self) -> &'static str {
                 match self { $($kind::$name => $text,)* }
             }
@@ -39,21 +39,23 @@ reasons! {
     DeviceGone = 0, "device gone";
     /// Interrupt without a new entry in the system notification queue.
     SpuriousInterrupt = 1, "spurious interrupt";
-    /// System notification with a program counter that belongs to no event of the program.
+    /// System notification with a program counter that belongs to no event of the notification
+    /// program.
     UnknownNotification = 2, "unknown system notification";
-    /// More notifications than the limit per interrupt; the remainder raises the next interrupt.
+    /// More notifications arrived than the limit per interrupt. The remainder raises the next
+    /// interrupt.
     InterruptBudget = 3, "interrupt budget used up";
     /// An event was masked for a second, because it was too frequent.
     EventStorm = 4, "event storm, masked";
-    /// An event that reports an error.
+    /// An event that reports an error occurred.
     ErrorEvent = 5, "error event";
-    /// Message interrupt for a VPID without client.
+    /// Interrupt for a VPID without a client.
     UnclaimedInterrupt = 6, "interrupt for unclaimed VPID";
-    /// Status word with a length of 0 or above 120.
+    /// VELO status word with a length of 0 or above 120.
     BadStatus = 7, "bad VELO status";
-    /// Notification with an impossible type.
+    /// RMA notification with an invalid type.
     BadNotification = 8, "bad RMA notification";
-    /// Notification with error bits.
+    /// RMA notification with error bits.
     NotificationError = 9, "RMA notification with error";
     /// The requester dropped packets, which have to be sent again.
     Retry = 10, "write-combining buffer retry";
@@ -69,7 +71,7 @@ reasons! {
     PortLeaked = 15, "port left open at unbind";
     /// An optional memory area was made smaller than requested.
     Memory = 16, "memory area reduced";
-    /// Event that reports no error.
+    /// An event that reports no error occurred.
     NormalEvent = 17, "event";
     /// A peer sent to a VPID that is not open here.
     ClosedPort = 18, "message for closed port";
@@ -79,7 +81,7 @@ reasons! {
     LostNotification = 20, "RMA notification lost, slots skipped";
     /// An entry of the system notification queue stayed invalid although the NIC wrote it.
     LostSystemNotification = 21, "system notification lost, entries skipped";
-    /// The NIC did not confirm in time that it dropped translations; the memory stays reserved.
+    /// The NIC did not confirm in time that it dropped translations. The memory stays reserved.
     AtuTimeout = 22, "translation flush not confirmed, memory kept";
     /// A remote register access was not answered in time.
     RraTimeout = 23, "remote register access timed out";
@@ -101,33 +103,32 @@ reasons! {
     LostUevent = 31, "uevent lost";
     /// Text written to a register's file is invalid or not allowed.
     RegisterCommand = 32, "bad command for a register file";
-    /// A process's port exceeded its limit of interrupts and gets none for a while.
+    /// A process's port exceeded its limit of interrupts and receives none for a while.
     Throttled = 33, "interrupts of a port throttled";
-    /// The NIC did not accept the command that clears a process's requester; the VPID is not
-    /// reused.
+    /// The NIC did not accept the command that clears a requester. The VPID is not reused.
     Reclaim = 34, "requester not cleared, VPID kept";
     /// Entries of the system notification queue waited for a second without an interrupt.
     LostInterrupt = 35, "interrupt lost, system notifications found";
     /// The VPID of an open port stays disabled for a while, because late answers could reach
     /// memory.
     Postponed = 36, "port opened, its RMA VPID disabled for a while";
-    /// Memory that late answers may access exceeded the capacity of its batch; it is never freed.
+    /// Memory that late answers may access exceeded the capacity of its batch. It is never freed.
     Leaked = 37, "memory of unanswered commands leaked";
-    /// The device is reset, or the system is suspended; the driver is unbound and bound again.
+    /// The device is being reset, or the system suspended. The driver is unbound and bound again.
     Reset = 38, "device reset";
-    /// Interrupt without an entry in the notification queue, while clients subscribe to such
-    /// interrupts.
+    /// Interrupt without an entry in the notification queue, while clients subscribe to interrupts
+    /// by other nodes.
     MessageInterrupt = 39, "interrupt by another node";
-    /// Other nodes raised too many interrupts; interrupt targets are closed for a second.
+    /// Other nodes raised too many interrupts. Interrupt targets are closed for a second.
     MessageStorm = 40, "storm of interrupts by other nodes";
     /// A transaction with the PCIe backdoor of another node failed.
     Backdoor = 41, "PCIe backdoor transaction failed";
-    /// A module above kept its handle of the NIC after unbinding.
+    /// A module above kept its handle of the NIC after it was unbound.
     HandleLeaked = 42, "handles of the NIC left after unbind";
-    /// The PCI core reported an error on the path to the device; the device is reset, unbound and
+    /// The PCI core reported an error on the path to the device. The device is reset, unbound and
     /// bound again.
     Unreachable = 43, "device unreachable by a PCI error";
-    /// A register lost the value that the driver has written; the driver is unbound and bound
+    /// A register lost the value that the driver has written. The driver is unbound and bound
     /// again.
     RegistersLost = 44, "the NIC forgot its registers";
 }
@@ -135,7 +136,7 @@ reasons! {
 /// Counters of one NIC. Any context.
 pub struct Stats {
     reasons: [Atomic<u64>; Reason::ALL.len()],
-    /// Number of occurrences by trigger event.
+    /// Number of reports of each trigger event.
     events: [Atomic<u64>; 32],
     interrupts: Atomic<u64>,
     changes: Atomic<u64>,
@@ -196,7 +197,7 @@ impl Stats {
     }
 }
 
-/// Process and user that opened a port. The file may have been passed to another process since.
+/// Process and user that opened a port. The file may have been passed to another process later.
 #[derive(Clone, Copy)]
 pub(crate) struct Opener {
     /// Process ID in the initial namespace.
@@ -234,13 +235,13 @@ port_stats! {
     full;
     /// Sends refused because a repair was running.
     busy;
-    /// Reads of the write-combining buffer state.
+    /// Register reads of the state of the write-combining buffer.
     state_reads;
     /// Repairs started.
     retries;
-    /// Packets sent again.
+    /// Packets that were sent again.
     replayed;
-    /// Packets discarded.
+    /// Packets that were discarded.
     lost;
     /// Messages or notifications received.
     received;
@@ -248,11 +249,11 @@ port_stats! {
     errors;
     /// Slots skipped because their entries were lost.
     skipped;
-    /// Read pointer updates.
+    /// Updates of the NIC's read pointer.
     commits;
     /// Interrupts delivered to the client.
     interrupts;
-    /// Pauses because of too many interrupts.
+    /// Pauses of the port because of too many interrupts.
     throttled;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! List of subscribers that are called from interrupts. It changes in process context, under a
-//! mutex; calls run under a spinlock that disables interrupts.
+//! List of subscribers that are called from interrupts. A mutex serializes its changes in process
+//! context. A spinlock that disables interrupts is held during calls.
 
 use kernel::{
     prelude::*,
@@ -9,19 +9,20 @@ use kernel::{
     sync::{Mutex, SpinLockIrq},
 };
 
-/// Maximum number of entries.
+/// Maximum number of subscribers in a list.
 const MAX: usize = 64;
 
-/// Statics, because lockdep compares names by address and the constructor is inlined.
+/// These are statics, because lockdep compares names by address and the constructor is inlined.
 static LOCK_NAME: &CStr = c"extoll_subscribers_list";
 static CHANGES_NAME: &CStr = c"extoll_subscribers_changes";
 
-/// Subscribers `T` with keys. Calls run with the list locked and interrupts disabled.
+/// List of subscribers of type `T` with keys. They are called with the list locked and interrupts
+/// disabled.
 #[pin_data]
 pub(crate) struct Subscribers<T> {
     #[pin]
     list: SpinLockIrq<KVec<(u64, T)>>,
-    /// Next key. Locked to change the list.
+    /// Next key. Held while the list is changed.
     #[pin]
     changes: Mutex<u64>,
 }
@@ -38,10 +39,10 @@ impl<T> Subscribers<T> {
     ///
     /// # Errors
     ///
-    /// `EBUSY` for the 65th, `ENOMEM`.
+    /// `EBUSY` for the 65th subscriber; `ENOMEM`.
     pub(crate) fn add(&self, subscriber: T) -> Result<u64> {
         let mut next = self.changes.lock();
-        // The list grows only here, so capacity for one more entry suffices.
+        // Only this function adds entries, so capacity for one more entry is sufficient.
         let count = self.list.lock().len();
         if count >= MAX {
             return Err(EBUSY);
@@ -59,19 +60,20 @@ impl<T> Subscribers<T> {
         Ok(key)
     }
 
-    /// Removes a subscriber, which is not called after this returns. Process context; may sleep.
+    /// Removes a subscriber. It is not called after this function returns. Process context; may
+    /// sleep.
     pub(crate) fn remove(&self, key: u64) {
         let changes = self.changes.lock();
         let mut list = self.list.lock();
         let at = list.iter().position(|(k, _)| *k == key);
         let old = at.and_then(|i| list.remove(i).ok());
-        // Its drop runs code of its owner, so without the locks.
+        // The drop of a subscriber runs code of its owner, so the locks are released first.
         drop(list);
         drop(changes);
         drop(old);
     }
 
-    /// Calls `f` for each, with the list locked and interrupts disabled. Any context.
+    /// Calls `f` for each subscriber, with the list locked and interrupts disabled. Any context.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&mut T)) {
         for (_, subscriber) in self.list.lock().iter_mut() {
             f(subscriber);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Clock of the state machines in `wire`: jiffies as [`Time`], whose differences cannot be
-//! negative. This file also holds the factor by which time-outs are extended in slow guests. No
+//! negative. This file also contains the factor by which time-outs are extended in slow guests. No
 //! locks; any context.
 
 use kernel::{
@@ -23,20 +23,20 @@ pub(crate) fn ticks(ms: u32) -> u64 {
     msecs_to_jiffies(ms) as u64
 }
 
-/// Factor of [`patience`].
+/// Factor by which [`patience`] multiplies.
 static SLOW: Atomic<u32> = Atomic::new(1);
 
-/// Sets the factor of [`patience`] for all modules. The module entry calls this before any NIC is
-/// bound.
+/// Sets the factor of [`patience`] for all modules. The module entry calls this function before a
+/// NIC is bound.
 pub fn set_slow(factor: u32) {
     SLOW.store(factor, Relaxed);
 }
 
-/// Returns `ms` milliseconds, multiplied in slow guests by the module parameter `slow`.
+/// Returns `ms` milliseconds, multiplied by the module parameter `slow`.
 ///
-/// For time-outs after which a peer or the NIC counts as stalled, because the host may suspend an
-/// emulated CPU for longer than these take. Not for pauses between polls, and not for limits of
-/// busy waiting. Any context.
+/// This is for time-outs after which a peer or the NIC counts as stalled. In slow guests the host may
+/// suspend an emulated CPU for longer than such a time-out. Pauses between polls and limits of busy
+/// waiting are not multiplied. Any context.
 #[inline]
 pub fn patience(ms: u32) -> u32 {
     ms.saturating_mul(SLOW.load(Relaxed))
@@ -46,7 +46,7 @@ pub fn patience(ms: u32) -> u32 {
 pub struct AtomicTime(Atomic<u64>);
 
 impl AtomicTime {
-    /// Makes one that holds `at`.
+    /// Makes an atomic time with the value `at`.
     pub fn new(at: Time) -> Self {
         Self(Atomic::new(at.0))
     }

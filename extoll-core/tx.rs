@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Sending side of a port: credit, copies for replay, and repair of the requester's write-combining
-//! buffer (HW §8). [`protocol::nic::sending`] decides; this file holds the registers, the lock and
-//! the work item `watch`.
+//! buffer (HW §8). [`protocol::nic::sending`] makes the decisions. This file contains the
+//! registers, the lock and the work item `watch`.
 //!
 //! The fast path reads no register. Up to 255 packets may be outstanding, and the committed count
-//! is read only when the last known count leaves no credit. A dropped packet would go unnoticed if
-//! no other follows it. The work item therefore checks the state some milliseconds after sending,
-//! and as long as packets are outstanding.
+//! is read only when the last known count leaves no credit. If no packet follows a dropped packet,
+//! the drop would not be detected. The work item therefore checks the state some milliseconds after
+//! sending, and as long as packets are outstanding.
 //!
-//! Callers that keep the work item from running, with interrupts disabled, check and repair by
-//! [`Tx::poll`].
+//! Callers that prevent the work item from running, because they disable interrupts, check and
+//! repair the port by [`Tx::poll`].
 //!
-//! The state is under a spinlock that disables interrupts. It is not held while logging, because
-//! the line may have to leave through this very port (netconsole).
+//! A spinlock that disables interrupts protects the state. It is not held while a line is logged,
+//! because netconsole may send the line through this port.
 
 mod repair;
 
@@ -40,8 +40,8 @@ use wire::{
     wcbuf::{State, COPIES},
 };
 
-/// Statics, because lockdep compares names by address and literals in generic code may exist
-/// several times.
+/// These are statics, because lockdep compares names by address, and literals in generic code may
+/// exist several times.
 static LOCK_NAME: &CStr = c"extoll_tx";
 static WATCH_NAME: &CStr = c"extoll_tx_watch";
 static TIMER_NAME: &CStr = c"extoll_tx_watch_timer";
@@ -49,14 +49,14 @@ static TIMER_NAME: &CStr = c"extoll_tx_watch_timer";
 /// Reason why a packet was not sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendError {
-    /// No credit; [`Client::writable`](crate::vpid::Client::writable) follows.
+    /// There is no credit. [`Client::writable`](crate::vpid::Client::writable) is called later.
     Full,
-    /// Dropped packets are being sent again; [`Client::writable`](crate::vpid::Client::writable)
-    /// follows.
+    /// Dropped packets are being sent again. [`Client::writable`](crate::vpid::Client::writable) is
+    /// called later.
     Retry,
-    /// The port is closed, or the device was removed or unbound. Permanent.
+    /// The port is closed, or the device was removed or unbound. The error is permanent.
     Down,
-    /// The arguments do not form a legal packet.
+    /// The arguments do not form a valid packet.
     Invalid,
 }
 
@@ -70,22 +70,23 @@ impl From<SendError> for Error {
     }
 }
 
-/// Time without a change of the committed count after which a stall is reported, in milliseconds.
+/// Time in milliseconds without a change of the committed count after which a stall is reported.
 const STALL_MS: u32 = 1000;
-/// Pause between two checks of the state while packets are outstanding, in milliseconds.
+/// Pause in milliseconds between two checks of the state while packets are outstanding.
 const WATCH_MS: u32 = 4;
-/// Number of checks in quick succession while a client waits for room, and the pause between them.
+/// Number of checks in quick succession while a client waits for credit, and the pause between
+/// them.
 const QUICK_CHECKS: u32 = 20;
 const QUICK_PAUSE: Delta = Delta::from_micros(50);
 
-/// Packet as stored to the requester, and its copy for a replay.
+/// Packet as it is stored to the requester; also its copy for a replay.
 #[derive(Clone, Copy)]
 pub(crate) struct Packet<const N: usize> {
     /// Words of the packet; the first `len` are valid.
     pub(crate) words: [u64; N],
-    /// Requester page, as an offset in the unit's window.
+    /// Offset of the requester page in the unit's window.
     pub(crate) page: u32,
-    /// Number of words.
+    /// Number of valid words.
     pub(crate) len: u8,
 }
 
@@ -104,12 +105,12 @@ impl<const N: usize> Packet<N> {
 struct Inner<const N: usize> {
     port: TxPort,
     copies: KVVec<Packet<N>>,
-    /// Start of the last repair. Not in jiffies, which may not advance while interrupts are
+    /// Start of the last repair. It is not in jiffies, which may not advance while interrupts are
     /// disabled.
     repair: Option<Instant<Monotonic>>,
 }
 
-/// Sending side of a port; `N` is the maximum packet length in words.
+/// Sending side of a port. `N` is the maximum packet length in words.
 #[pin_data]
 pub(crate) struct Tx<const N: usize> {
     ctx: Arc<Context>,
@@ -136,7 +137,7 @@ impl<const N: usize> WorkItem for Tx<N> {
 }
 
 impl<const N: usize> Tx<N> {
-    /// Makes the sending side of a VPID whose state was reset. May sleep.
+    /// Makes the sending side of a VPID. The state of the VPID has been reset. May sleep.
     pub(crate) fn new(
         ctx: &Arc<Context>,
         table: &Arc<Table>,
@@ -168,14 +169,14 @@ impl<const N: usize> Tx<N> {
         )
     }
 
-    /// Returns the number of packets that can be sent according to the last known state. No
+    /// Returns the number of packets that can be sent according to the NIC's last known state. No
     /// register access. Any context.
     pub(crate) fn credit(&self) -> usize {
         self.inner.lock().port.room().into()
     }
 
-    /// Returns the number of packets posted since the port was opened, and the number of those that
-    /// will not be posted again: the NIC has committed them, or they were discarded. Any context.
+    /// Returns the number of packets posted since the port was opened, and how many of them will
+    /// not be posted again, because the NIC has committed them or they were discarded. Any context.
     pub(crate) fn progress(&self) -> (u64, u64) {
         let inner = self.inner.lock();
         let posted = self.stats.posted.load(Relaxed);
@@ -183,8 +184,8 @@ impl<const N: usize> Tx<N> {
         (posted, posted.saturating_sub(u64::from(outstanding)))
     }
 
-    /// Ensures that `n` packets fit; otherwise the port's client is called when they do. Any
-    /// context.
+    /// Ensures that there is credit for `n` packets. Otherwise returns an error, and the port's
+    /// client is called when there is. Any context.
     pub(crate) fn reserve(self: &Arc<Self>, n: usize) -> Result<(), SendError> {
         let n = u8::try_from(n).map_err(|_| SendError::Invalid)?;
         let mut watch_delay = WatchDelay::Nothing;
@@ -196,7 +197,7 @@ impl<const N: usize> Tx<N> {
         result
     }
 
-    /// Sends the packet that `fill` makes; returns its number. Any context.
+    /// Sends the packet that `fill` makes. Returns the packet's number. Any context.
     #[inline]
     pub(crate) fn post(
         self: &Arc<Self>,
@@ -243,7 +244,7 @@ impl<const N: usize> Tx<N> {
         }
         let admission = match inner.port.admit(n) {
             Admission::Granted => return Ok(()),
-            // The last known count leaves no credit, so read the register.
+            // The last known committed count leaves no credit, so the register is read.
             Admission::ReadState => {
                 let state = self.read_state().ok_or(SendError::Down)?;
                 let (admission, soon) = inner.port.admit_by(n, state, now());
@@ -266,8 +267,8 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    /// Reads the state register; `None` if the device was removed. All ones means that the device
-    /// did not answer this read.
+    /// Reads the state register; `None` if the device was removed. A value of all ones means that
+    /// the device did not answer this read.
     fn read_state(&self) -> Option<State> {
         let hw = self.ctx.alive_access()?;
         add(&self.stats.state_reads, 1);
@@ -280,7 +281,7 @@ impl<const N: usize> Tx<N> {
             WatchDelay::Nothing => return,
             WatchDelay::Soon => msecs_to_jiffies(WATCH_MS),
             WatchDelay::Now => {
-                // It may be queued for a later time already.
+                // The work item may already be queued for a later time.
                 work::cancel_delayed(self);
                 0
             }
@@ -288,8 +289,8 @@ impl<const N: usize> Tx<N> {
         let _ = work::enqueue_delayed(self.clone(), delay);
     }
 
-    /// Runs the work item: checks the state, wakes the client and repairs, until no packet is
-    /// outstanding and no client waits.
+    /// Runs the work item: checks the state, wakes the client and repairs the port, until no packet
+    /// is outstanding and no client waits.
     fn watch(self: &Arc<Self>) {
         let mut checks = 0;
         loop {
@@ -330,7 +331,7 @@ impl<const N: usize> Tx<N> {
         watched.next
     }
 
-    /// Calls the port's client if it waits for room and there is some. Process context.
+    /// Calls the port's client if it waits for credit and there is some. Process context.
     fn wake(&self) {
         let wake = self.inner.lock().port.wake();
         if wake {
@@ -338,7 +339,7 @@ impl<const N: usize> Tx<N> {
         }
     }
 
-    /// Refuses further packets, and waits for the work item. May sleep.
+    /// Prevents further sends, and waits for the work item. May sleep.
     pub(crate) fn close(self: &Arc<Self>) {
         self.inner.lock().port.close();
         work::cancel_delayed_sync(self);
@@ -350,8 +351,8 @@ impl<const N: usize> Tx<N> {
     }
 }
 
-/// Resets the state of a VPID like opening does (HW §3.3), including remains of an earlier user or
-/// of a stuck buffer.
+/// Resets the sending state of a VPID as opening a port does (HW §3.3). This clears the state that
+/// an earlier user or a stuck buffer has left as well.
 pub(crate) fn reset_state(hw: &Hw, unit: Unit, vpid: Vpid) {
     hw.rf
         .update(wcbuf::state(unit, vpid), |v| State(v).fresh().raw());

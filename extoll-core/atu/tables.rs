@@ -3,8 +3,8 @@
 //! NLA space and global address tables (GATs). Tables are made on demand, and freed when no region
 //! needs them.
 //!
-//! The mutex `tables` of the unit protects all objects in this file, and their functions may sleep.
-//! Only writing entries of a [`TableRange`] needs no lock, and works in any context.
+//! The mutex `tables` of the unit protects all objects in this file, and the functions may sleep.
+//! Only writing entries of a [`TableRange`] needs no lock and works in any context.
 
 use super::{commands::Commands, TableAccount};
 use crate::{context::Context, dma::DmaWords, quirks};
@@ -26,7 +26,7 @@ use wire::{
     regs::atu,
 };
 
-/// Freed range in its hold-off time.
+/// Range of NLAs that was freed and is in its hold-off time.
 #[derive(Clone, Copy)]
 pub(super) struct HeldOff {
     range: NlaRange,
@@ -35,20 +35,20 @@ pub(super) struct HeldOff {
     hold_off: HoldOff,
 }
 
-/// Hold-off policy of freed NLAs.
+/// Policy for the hold-off time of freed NLAs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum HoldOff {
-    /// Held off only while other NLAs are free.
+    /// The range is held off only while other NLAs are free.
     Usual,
-    /// Always held off for the full time, because late users cannot be notified. Ranges with this
-    /// policy may occupy up to half of all NLAs.
+    /// The range is always held off for the full time, because late users cannot be notified.
+    /// Ranges with this policy may occupy up to half of all NLAs.
     Full,
 }
 
-/// Preallocated node for a freed range, by its number among all freed ranges.
+/// Preallocated tree node for a freed range. The key numbers all freed ranges.
 pub(super) type HoldOffNode = RBTreeNodeReservation<u64, HeldOff>;
 
-/// Free ranges of NLAs, in kernel memory.
+/// Free ranges of NLAs, stored in kernel memory.
 pub(super) struct Ranges(KVVec<NlaRange>);
 
 impl Store for Ranges {
@@ -66,7 +66,7 @@ impl Store for Ranges {
     }
 
     fn insert(&mut self, at: usize, range: NlaRange) {
-        // Cannot fail, because the caller has reserved capacity (contract of [`Store`]).
+        // Cannot fail: the caller has reserved capacity (contract of [`Store`]).
         let _ = self.0.insert_within_capacity(at, range);
     }
 
@@ -75,7 +75,7 @@ impl Store for Ranges {
     }
 }
 
-/// Global address table, with its memory.
+/// Global address table and its memory.
 pub(super) struct Gat {
     memory: DmaWords,
     /// Index of the word of `memory` that holds the first entry.
@@ -88,8 +88,8 @@ impl Gat {
         const WORDS: usize = GAT_BYTES as usize / 8;
         let allocate = |words| ctx.with_bound(|dev| DmaWords::accounted(dev, words))?;
         let mut memory = allocate(WORDS)?;
-        // Coherent memory is normally aligned to its size, but the kernel aligns memory from its
-        // contiguous area (`cma=`) to 1 MiB only.
+        // Coherent memory is normally aligned to its size. From the contiguous area (`cma=`),
+        // however, the kernel returns memory that is aligned to only 1 MiB.
         if memory.address().0 % GAT_BYTES != 0 {
             memory = allocate(2 * WORDS)?;
         }
@@ -102,7 +102,7 @@ impl Gat {
         BusAddr(self.memory.address().0 + self.first as u64 * 8)
     }
 
-    /// Writes the entry of page `page` of the space, which belongs to this table.
+    /// Writes the entry of page `page` of the NLA space. The page must belong to this table.
     fn write(&self, page: u64, entry: u64) {
         self.memory
             .write(self.first + (page % SPAN) as usize, entry);
@@ -117,7 +117,7 @@ struct Slot {
     stale: Option<Stale>,
 }
 
-/// Ticket of a flush that the NIC did not answer in time; `None` if it could not be requested.
+/// Ticket of a flush that the NIC did not answer in time; `None` if no answer could be requested.
 #[derive(Clone, Copy)]
 struct Stale(Option<Ticket>);
 
@@ -128,9 +128,9 @@ pub(super) struct Tables {
     slots: KVVec<Option<Slot>>,
     /// Unused tables that the NIC may still read, because it did not answer.
     pending: KVec<Arc<Gat>>,
-    /// Freed ranges, in the order in which they were freed.
+    /// Ranges in their hold-off time, in the order in which they were freed.
     held_off: RBTree<u64, HeldOff>,
-    /// Number of pages in freed ranges with [`HoldOff::Full`].
+    /// Number of pages in ranges that are held off with [`HoldOff::Full`].
     held: u64,
     /// Number of ranges freed so far.
     returned: u64,
@@ -138,28 +138,29 @@ pub(super) struct Tables {
     made: u64,
 }
 
-/// Allocated range of NLAs, with its tables.
+/// Allocated range of NLAs and its tables.
 pub(super) struct TableRange {
     pub(super) range: NlaRange,
     gats: KVec<Arc<Gat>>,
 }
 
 impl TableRange {
-    /// Writes the entry of page `page`; `None` if it is outside of the range. Any context.
+    /// Writes the entry of page `page`. Returns `None` if the page is outside of the range. Any
+    /// context.
     pub(super) fn write(&self, page: u64, entry: u64) -> Option<()> {
         let index = (page / SPAN).checked_sub(self.range.first / SPAN)?;
         self.gats.get(index as usize)?.write(page, entry);
         Some(())
     }
 
-    /// Zeroes all entries. Any context; takes time in proportion to the number of pages.
+    /// Zeroes all entries. Any context. The duration is proportional to the number of pages.
     pub(super) fn zero(&self) {
         for page in self.range.first..self.range.end() {
             self.write(page, 0);
         }
     }
 
-    /// Returns the part `range` of this range. May sleep.
+    /// Returns the subrange `range` with its tables. May sleep.
     ///
     /// # Errors
     ///
@@ -176,7 +177,7 @@ impl TableRange {
 }
 
 impl Tables {
-    /// Makes the space of a NIC that is not set up, or was shut down.
+    /// Makes the space of a NIC that is not set up or was shut down.
     pub(super) fn closed() -> Self {
         Self {
             space: None,
@@ -189,8 +190,8 @@ impl Tables {
         }
     }
 
-    /// Makes a space for `limit` tables. Page 0 is never allocated, so that NLA 0 is always an
-    /// error.
+    /// Makes a space for `limit` tables. Page 0 is never allocated, so that NLA 0 is always
+    /// invalid.
     pub(super) fn open(&mut self, limit: u32) -> Result {
         let mut slots = KVVec::with_capacity(limit as usize, GFP_KERNEL)?;
         for _ in 0..limit {
@@ -205,7 +206,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Refuses further allocations.
+    /// Forbids further allocations.
     pub(super) fn refuse(&mut self) {
         self.space = None;
     }
@@ -215,13 +216,13 @@ impl Tables {
         *self = Self::closed();
     }
 
-    /// Allocates a range with the requested alignment, if possible, and makes tables for it.
-    /// Charges `account`, if given. `hold_off` is the range's hold-off policy. May sleep.
+    /// Allocates a range, with the requested alignment if possible, and makes tables for it.
+    /// Charges `account`, if given. `hold_off` is the hold-off policy of the range. May sleep.
     ///
     /// # Errors
     ///
-    /// `ENODEV` when closed; `ENOSPC`; `ENOMEM`; `EDQUOT` if the account does not allow another
-    /// table; `ETIMEDOUT` if the NIC does not confirm a new table.
+    /// `ENODEV` if the space is closed; `ENOSPC`; `ENOMEM`; `EDQUOT` if the account does not permit
+    /// another table; `ETIMEDOUT` if the NIC does not confirm a new table.
     pub(super) fn allocate(
         &mut self,
         ctx: &Context,
@@ -230,7 +231,7 @@ impl Tables {
         alignment: (u64, u64),
         (account, hold_off): (Option<&TableAccount>, HoldOff),
     ) -> Result<TableRange> {
-        // A range that does not begin at a table boundary touches up to one table more.
+        // A range that does not begin at a table boundary may need one table more.
         let gats = KVec::with_capacity((pages / SPAN) as usize + 2, GFP_KERNEL)?;
         self.end_expired();
         let half = self.slots.len() as u64 * SPAN / 2;
@@ -288,16 +289,16 @@ impl Tables {
             return Ok(range);
         }
         space.free(range);
-        // Other users may have filled the lower tables, so search the tables that this user already
-        // occupies.
+        // Memory of other users may have filled the lower tables, so the tables that this user
+        // already occupies are searched.
         account
             .find(|window| space.allocate_in(window, pages, 1, 0).ok())
             .map(|first| NlaRange { first, pages })
             .ok_or(EDQUOT)
     }
 
-    /// Allocates pages of the space, and ends hold-off times early if necessary. `ENODEV` when
-    /// closed.
+    /// Allocates pages of the space, and ends hold-off times early if necessary. Returns `ENODEV`
+    /// if the space is closed.
     fn find_free(&mut self, pages: u64, align: u64, phase: u64) -> Result<Result<u64, SpaceError>> {
         loop {
             let space = self.space.as_mut().ok_or(ENODEV)?;
@@ -315,8 +316,8 @@ impl Tables {
         while self.end_hold_off(until, None) {}
     }
 
-    /// Frees the range with policy `only` that was freed first. Returns false if none of these
-    /// ranges was freed at or before `until`.
+    /// Frees the range with policy `only` that was freed first, or the first range of any policy
+    /// for `None`. Returns false if no such range was freed at or before `until`.
     fn end_hold_off(&mut self, until: u64, only: Option<HoldOff>) -> bool {
         let mut all = self.held_off.iter();
         let oldest = all.find(|(_, r)| only.is_none_or(|hold_off| r.hold_off == hold_off));
@@ -333,7 +334,8 @@ impl Tables {
         true
     }
 
-    /// Returns the table `index`, made if necessary, and counts `pages` more pages as used.
+    /// Returns table `index`, which is made if necessary, and adds `pages` to its number of used
+    /// pages.
     fn table(
         &mut self,
         ctx: &Context,
@@ -345,14 +347,14 @@ impl Tables {
             None => return Err(ENOSPC),
             Some(None) => self.make(ctx, commands, index)?,
             Some(Some(slot)) => {
-                // Only polls, because other callers wait for the mutex.
+                // This function only polls, because other callers wait for the mutex.
                 if let Some(Stale(ticket)) = slot.stale {
                     let ticket = ticket.or_else(|| commands.request(ctx));
                     let answered = commands.answered(ctx).answers(ticket);
                     slot.stale = (!answered).then_some(Stale(ticket));
                     if !answered {
-                        // The first answer may be lost, so an answer to a later request counts,
-                        // too.
+                        // The first answer may be lost, so an answer to a later request is accepted
+                        // as well.
                         commands.request(ctx);
                     }
                 }
@@ -367,8 +369,8 @@ impl Tables {
         }
     }
 
-    /// Makes the table `index`. It is stale until the NIC has confirmed a flush of the earlier
-    /// table's translations. May sleep.
+    /// Makes table `index`. It is stale until the NIC has confirmed that it flushed the
+    /// translations of an earlier table. May sleep.
     fn make(&mut self, ctx: &Context, commands: &Commands, index: u64) -> Result {
         let gat = Gat::new(ctx)?;
         let base = GatBase::new(gat.address()).ok_or(ENOMEM)?;
@@ -377,8 +379,7 @@ impl Tables {
             let hw = ctx.alive_access().ok_or(ENODEV)?;
             hw.rf.write(atu::gat(index as u32), base.raw());
         }
-        // The NIC may cache translations of an earlier driver, because only a flush drops them
-        // (G17).
+        // The NIC may cache translations of an earlier driver. Only a flush drops them (G17).
         let whole = NlaRange {
             first: index * SPAN,
             pages: SPAN,
@@ -404,11 +405,11 @@ impl Tables {
         }
     }
 
-    /// Frees a range. With a node, the range is held off first, because it was in use. Clears the
-    /// base registers of tables that are not needed and returns those tables. The caller frees them
-    /// after the NIC has answered ([`Commands::wait`]). Without an answer it calls
-    /// [`Tables::keep_pending`]. The table that became empty last is kept, because the next region
-    /// probably needs it while other NLAs are held off. May sleep.
+    /// Frees a range. If `hold_off` is given, the range was in use and is held off first. Clears
+    /// the base registers of tables that are not needed and returns these tables. The caller frees
+    /// them after the NIC has answered ([`Commands::wait`]). If the NIC does not answer, the caller
+    /// passes them to [`Tables::keep_pending`]. The table that became empty last is kept, because
+    /// the next region probably needs it while other NLAs are held off. May sleep.
     pub(super) fn free(
         &mut self,
         ctx: &Context,
@@ -449,7 +450,7 @@ impl Tables {
             if index as u64 == kept || !is_empty(slot) {
                 continue;
             }
-            // Without memory for the list the table stays in use.
+            // If memory for the list is short, the table stays in use.
             if idle.reserve(1, GFP_KERNEL).is_err() {
                 break;
             }
@@ -457,8 +458,8 @@ impl Tables {
                 if let Some(hw) = ctx.alive_access() {
                     hw.rf.write(atu::gat(index as u32), 0);
                 }
-                // Its translations are flushed already. This flush orders the answer after a table
-                // lookup that is in progress.
+                // The translations of this table were flushed before. This flush ensures that the
+                // NIC answers after a table lookup that is in progress.
                 let first = index as u64 * SPAN;
                 commands.flush(ctx, NlaRange { first, pages: 1 });
                 let _ = idle.push_within_capacity(slot.gat);
@@ -471,7 +472,7 @@ impl Tables {
     pub(super) fn keep_pending(&mut self, gats: impl IntoIterator<Item = Arc<Gat>>) {
         for gat in gats {
             if self.pending.reserve(1, GFP_KERNEL).is_err() {
-                // A leak is better than a table that the NIC reads after its memory has a new
+                // Leaking the table is better than letting the NIC read memory that has a new
                 // owner.
                 pr_warn!("out of memory: leaking an address table that the NIC may still read\n");
                 core::mem::forget(gat);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Translation: the table entries, DMA mapping and MMU watch behind one region.
+//! Translations. A translation consists of the table entries, DMA mapping and MMU watch of one
+//! region.
 //!
-//! The state machine [`Lifecycle`] decides how a translation ends; this file executes the steps.
+//! The state machine [`Lifecycle`] decides how a translation ends. This file executes the steps.
 //! The owner, an MMU notifier, a work item and unbinding may end a translation at the same time, so
 //! a spinlock that disables interrupts protects the state. Work items execute the steps that may
 //! sleep.
@@ -38,19 +39,19 @@ use protocol::nic::{
 };
 use wire::ids::{Nla, Vpid};
 
-/// Pause while another CPU zeroes entries or frees the memory.
+/// Pause between two checks while another CPU zeroes entries or frees the memory.
 const PAUSE: Delta = Delta::from_micros(100);
 
-/// Owner of the NLAs after the translation has ended.
+/// Determines what happens to the NLAs after the translation has ended.
 pub(super) enum Owner {
-    /// The NLA space frees them, after a hold-off time.
+    /// The NLA space frees the NLAs, after a hold-off time.
     Space {
         node: HoldOffNode,
         hold_off: HoldOff,
         account: Option<Arc<TableAccount>>,
         _vpid: VpidUse,
     },
-    /// The translation returns to its reserve, with all its resources.
+    /// The translation returns to its reserve with all its resources.
     Reserve(Arc<ReserveInner>),
 }
 
@@ -72,14 +73,14 @@ pub(super) struct State {
     pub(super) hw_pages: HwPages,
     pub(super) owner: Option<Owner>,
     pub(super) bound: Option<BoundHold>,
-    /// Resources of a translation of a reserve, while it is unused.
+    /// Resources of a translation of a reserve; `None` while the translation is in use.
     pub(super) spare: Option<Spare>,
     pub(super) watch: Option<Arc<Watch>>,
     pub(super) client: Option<Arc<dyn RevokeClient>>,
     pub(super) leftover: Option<Arc<PageList>>,
 }
 
-/// Entries, mapping and watch of one region; see the module.
+/// Table entries, DMA mapping and MMU watch of one region.
 #[pin_data]
 pub(super) struct Translation {
     pub(super) atu: Arc<Atu>,
@@ -88,7 +89,7 @@ pub(super) struct Translation {
     pub(super) access: Access,
     /// First address in the process's address space; 0 for kernel memory.
     pub(super) start: usize,
-    /// Number of the generation that is live; 0 if none is. Readable without the lock.
+    /// Number of the live generation; 0 if no generation is live. Readable without the lock.
     pub(super) live: Atomic<u64>,
     #[pin]
     pub(super) state: SpinLockIrq<State>,
@@ -141,12 +142,12 @@ impl Translation {
         self.live.load(Relaxed) == generation.get()
     }
 
-    /// Returns the next step for the end of generation `generation`. Any context.
+    /// Returns the next step towards the end of generation `generation`. Any context.
     pub(super) fn next(&self, generation: Generation) -> Next {
         self.state.lock().life.next(generation)
     }
 
-    /// Changes the state of the state machine and updates the statistics. Any context.
+    /// Changes the state machine by `f` and updates the statistics. Any context.
     fn step<R>(&self, f: impl FnOnce(&mut Lifecycle) -> R) -> R {
         let gauges = &self.atu.gauges;
         let class = |phase| match phase {
@@ -168,9 +169,9 @@ impl Translation {
         result
     }
 
-    /// Zeroes the entries and issues the flush. Returns false if another CPU does or did this.
-    /// Allocates no memory; takes time in proportion to the number of pages. Sleeps only with
-    /// [`Sleep::May`].
+    /// Zeroes the entries and issues the flush. Returns false if another CPU is doing or has done
+    /// this. Allocates no memory. The duration is proportional to the number of pages. Sleeps only
+    /// with [`Sleep::May`].
     fn revoke(&self, generation: Generation, may: Sleep) -> bool {
         let first = self.step(|life| {
             let first = life.revoke(generation);
@@ -196,7 +197,7 @@ impl Translation {
         true
     }
 
-    /// Revokes the translation; the flush has been issued on return. May sleep.
+    /// Revokes the translation. The flush has been issued when this function returns. May sleep.
     pub(super) fn begin(&self, generation: Generation) {
         loop {
             match self.next(generation) {
@@ -209,7 +210,7 @@ impl Translation {
         }
     }
 
-    /// Processes an answer of the NIC, which may have been requested for other translations too.
+    /// Processes an answer of the NIC. The answer may have been requested for other translations.
     /// May sleep.
     pub(super) fn answered(self: &Arc<Self>, generation: Generation, answer: Answer) -> Effect {
         let effect = self.step(|life| life.answered(generation, answer));
@@ -223,7 +224,7 @@ impl Translation {
     }
 
     /// Ends the translation. Uses `answer` if it covers the flush, otherwise requests another
-    /// answer. Returns false if the NIC did not answer in time; the translation is then in
+    /// answer. If the NIC does not answer in time, returns false and leaves the translation in
     /// quarantine. May sleep, up to about a second.
     pub(super) fn conclude(
         self: &Arc<Self>,
@@ -256,7 +257,7 @@ impl Translation {
         }
     }
 
-    /// Frees all resources, because the NIC can no longer access memory. May sleep.
+    /// Frees all resources. The NIC can no longer access memory. May sleep.
     pub(super) fn cut_off(self: &Arc<Self>) {
         let generation = self.generation();
         self.begin(generation);
@@ -265,18 +266,18 @@ impl Translation {
         self.cancel();
     }
 
-    /// Records that the NIC no longer uses the translation and that its writes have arrived.
+    /// Records that the NIC does not use the translation any more and that its writes have arrived.
     pub(super) fn forgotten(&self, generation: Generation, why: Why) {
         self.step(|life| life.forgotten(generation, why));
     }
 
-    /// Records a further request to the NIC for a translation in quarantine.
+    /// Records another request to the NIC for a translation in quarantine.
     pub(super) fn asked_again(&self, generation: Generation, ticket: Option<Ticket>) {
         self.step(|life| life.asked_again(generation, ticket));
     }
 
-    /// Frees all resources, unless another CPU does or did this. May sleep. For a translation of a
-    /// reserve, it neither allocates memory nor waits for an allocation.
+    /// Frees all resources, unless another CPU is doing or has done this. May sleep. For a
+    /// translation of a reserve, does not allocate memory or wait for an allocation.
     fn release(self: &Arc<Self>, generation: Generation) {
         if !self.step(|life| life.release(generation)) {
             return;
@@ -317,7 +318,8 @@ impl Translation {
                 if let Some(memory) = memory {
                     memory.release(ctx);
                 }
-                // Removed before the range, whose first page is the key, can be allocated again.
+                // The node is removed before the range, whose first page is its key, can be
+                // allocated again.
                 drop(node(self.range.first));
                 if let Some(Owner::Space {
                     node,
@@ -335,8 +337,9 @@ impl Translation {
             all.fetch_sub(own, Relaxed);
         }
         self.step(|life| life.released(generation));
-        // The client is taken before the next generation can have one. It is called after the
-        // translation has returned to the reserve, because the client may register another region.
+        // The client is taken before the next generation can set another one. It is called after
+        // the translation has returned to the reserve, because the client may register another
+        // region.
         let notified = self.take_client();
         if let Some(reserved) = reserved {
             reserved.give_back(self.clone());
@@ -344,15 +347,16 @@ impl Translation {
         if let Some((client, result)) = notified {
             client.revoked(result);
         }
-        // Dropped last, because unbinding waits for it.
+        // Dropped last, because unbinding waits until this value is dropped.
         drop(bound);
     }
 
-    /// Revokes, and leaves the other steps to the work item. Any context; takes time in proportion
-    /// to the number of pages.
+    /// Revokes the translation, and leaves the other steps to the work item. Any context. The
+    /// duration is proportional to the number of pages.
     ///
-    /// MMU notifiers, which do not wait for the NIC, use this function. The pages stay pinned until
-    /// the NIC has answered, so late writes of the NIC cannot reach memory with a new owner.
+    /// MMU notifiers use this function, because they must not wait for the NIC. The pages stay
+    /// pinned until the NIC has answered, so late writes of the NIC cannot reach memory with a new
+    /// owner.
     pub(super) fn revoke_now(self: &Arc<Self>) {
         let generation = self.generation();
         if self.revoke(generation, Sleep::Never) {
@@ -361,9 +365,9 @@ impl Translation {
         }
     }
 
-    /// Leaves the remaining steps to the work item, and zeroes the entries here unless there are
-    /// many. Calls `client` at the end, or at once if the translation has ended or is in
-    /// quarantine. Called once per generation, because a second call would replace the first
+    /// Leaves the remaining steps to the work item. If there are few entries, zeroes them here.
+    /// `client` is called at the end, or at once if the translation has ended or is in quarantine.
+    /// This function is called once per generation, because a second call would replace the first
     /// client. Any context.
     pub(super) fn abandon(
         self: &Arc<Self>,
@@ -398,8 +402,9 @@ impl Translation {
                 if let Some(client) = now {
                     client.revoked(result);
                 }
-                // Defer to the work item, which may sleep: the caller may drop the last reference
-                // to the translation, and with it the last reference to the unit of an unbound NIC.
+                // The work item drops the pages, because it may sleep: the caller may hold the last
+                // reference to the translation, and with it the last reference to the unit of an
+                // unbound NIC.
                 let leftover = self.state.lock().leftover.is_some();
                 if leftover || !self.ctx().is_alive() {
                     self.schedule(0);
@@ -408,20 +413,20 @@ impl Translation {
         }
     }
 
-    /// Returns the generation whose remaining steps were left to the work item, and the next step.
+    /// Returns the generation whose remaining steps were left to the work item, and its next step.
     /// Any context.
     pub(super) fn deferred(&self) -> Option<(Generation, Next)> {
         self.state.lock().life.deferred()
     }
 
-    /// Calls the client if the outcome is known. Any context.
+    /// Calls the client if the result is known. Any context.
     fn notify(&self) {
         if let Some((client, result)) = self.take_client() {
             client.revoked(result);
         }
     }
 
-    /// Takes the client and returns it with its result, once the result is known.
+    /// Returns the client and its result, and removes the client; `None` until the result is known.
     fn take_client(&self) -> Option<(Arc<dyn RevokeClient>, Result)> {
         let mut state = self.state.lock();
         let result = match state.life.phase() {
@@ -432,8 +437,9 @@ impl Translation {
         Some((state.client.take()?, result))
     }
 
-    /// Frees memory if the NIC has confirmed the flush. Does so at once for a translation of a
-    /// reserve, which needs no waiting, otherwise in the work item. Not in atomic context.
+    /// Frees the memory if the NIC has confirmed the flush. For a translation of a reserve this is
+    /// done at once, because it needs no waiting, otherwise in the work item. Not in atomic
+    /// context.
     pub(super) fn settle_soon(self: &Arc<Self>) {
         let (next, reserved) = {
             let state = self.state.lock();
@@ -451,7 +457,7 @@ impl Translation {
         }
     }
 
-    /// Frees memory if the NIC has confirmed the flush. May sleep.
+    /// Frees the memory if the NIC has confirmed the flush. May sleep.
     fn settle(self: &Arc<Self>) {
         let generation = self.generation();
         if self.next(generation) == Next::Release {
@@ -477,7 +483,8 @@ impl Translation {
         drop((table_range, spare));
     }
 
-    /// Stores pages to be dropped after the end, where sleeping is allowed. Any context.
+    /// Stores pages that are dropped after the end of the translation, in a context that may sleep.
+    /// Any context.
     pub(super) fn drop_later(&self, pages: Arc<PageList>) {
         self.state.lock().leftover = Some(pages);
     }
@@ -485,8 +492,8 @@ impl Translation {
     /// Queues the work item with a delay. Any context.
     pub(super) fn schedule(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        // The work item may be queued already. For user memory it takes locks of the process, so it
-        // runs on the queue for work that waits.
+        // The work item may be queued already. For user memory it acquires locks of the process, so
+        // it runs on the work queue for work that waits.
         let _ = match self.start {
             0 => work::enqueue_delayed(self.clone(), delay),
             _ => work::enqueue_waiting(self.clone(), delay),

@@ -2,16 +2,16 @@
 
 //! Watch on the address space of registered user memory.
 //!
-//! MMU notifiers call in from the memory management, in contexts that must not wait for the NIC. If
-//! memory is unmapped, the notifier revokes the translation at once. If pages may have been
-//! replaced, a work item checks them and may sleep.
+//! The memory management calls MMU notifiers in contexts that must not wait for the NIC. If memory
+//! is unmapped, the notifier revokes the translation at once. If pages may have been replaced, a
+//! work item checks them, which may sleep.
 
 use super::{memory::Memory, translation::Translation};
 use kernel::sync::Arc;
 use kernel_ext::mem::{Change, Maps, Watch, Watcher, PAGE};
 use protocol::nic::translation::Pages;
 
-/// Pause before pages with an unclear state are checked again, in milliseconds.
+/// Pause in milliseconds before pages in an uncertain state are checked again.
 const RECHECK_MS: u32 = 20;
 
 /// Forwards changes of the address space to a translation.
@@ -22,7 +22,8 @@ impl Watcher for MemoryWatch {
         let this = &self.0;
         match change {
             Change::Unmapped => this.revoke_now(),
-            // The entries point to pages that stay pinned, so a work item can check them later.
+            // The entries point to pages that stay pinned, so the work item can check the pages
+            // later.
             Change::Changed => {
                 let first = start.saturating_sub(this.start) / PAGE;
                 let end = end.saturating_sub(this.start).div_ceil(PAGE);
@@ -34,8 +35,8 @@ impl Watcher for MemoryWatch {
 }
 
 impl Translation {
-    /// Begins to react to changes of user memory. The caller then checks the pages once itself.
-    /// Returns the watch if the translation has ended already.
+    /// Begins to watch changes of user memory. The caller must then check the pages once. Returns
+    /// the watch if the translation has already ended.
     pub(super) fn watch(&self, watch: Arc<Watch>) -> Option<Arc<Watch>> {
         let mut state = self.state.lock();
         if state.memory.is_none() {
@@ -51,12 +52,13 @@ impl Translation {
         }
     }
 
-    /// Queues pages with an unclear state for another check after [`RECHECK_MS`].
+    /// Queues pages in an uncertain state for another check after [`RECHECK_MS`].
     pub(super) fn recheck(self: &Arc<Self>, pages: Pages) {
         self.check_later(pages, RECHECK_MS);
     }
 
-    /// Checks whether suspect pages are still mapped by the process; if not, revokes. May sleep.
+    /// Checks whether the process still maps the suspect pages. Revokes the translation if not. May
+    /// sleep.
     pub(super) fn verify(self: &Arc<Self>) {
         loop {
             let (suspects, pages, watch) = {
@@ -69,7 +71,7 @@ impl Translation {
                     _ => return,
                 }
             };
-            // The notifier runs before the change, so wait until the change is complete.
+            // The notifier runs before the change, so this waits until the change is complete.
             watch.wait_idle();
             match pages.mapped(suspects.first, suspects.end) {
                 Maps::Same => {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Consumer of the notification queue: interrupt handler, dispatcher, recovery of lost entries, and
-//! drain.
+//! drain of outport 10.
 //!
 //! Entries are consumed and dispatched with the queue's spinlock held, in the hard interrupt or in
 //! work items.
@@ -20,15 +20,16 @@ use wire::{
     snq::{Entry, Header, TriggerEvent, TOURMALET},
 };
 
-/// Maximum number of entries per interrupt; the remainder raises the next one at once.
+/// Maximum number of entries processed per interrupt. Remaining entries raise the next interrupt at
+/// once.
 const BUDGET: u32 = 256;
 
-/// Reads an entry of the ring and its header, valid or not.
+/// Reads an entry of the ring and its header, even if the entry is not valid.
 fn entry(memory: &Option<DmaWords>, index: u16) -> Option<(Header, Entry)> {
     let memory = memory.as_ref()?;
     let first = usize::from(index) * ENTRY_WORDS;
     let mut words = [0; ENTRY_WORDS];
-    // The header tells whether the entry has arrived, so read it before the other words.
+    // The header shows whether the entry has arrived, so it is read before the other words.
     words[ENTRY_WORDS - 1] = memory.read(first + ENTRY_WORDS - 1);
     barrier::dma_rmb();
     for (i, word) in words.iter_mut().take(ENTRY_WORDS - 1).enumerate() {
@@ -60,8 +61,9 @@ impl Snq {
         }
         let mut handled = self.take_entries(&hw, state);
         if handled == 0 {
-            // A spurious interrupt, or a removed NIC. The answer to the register read arrives after
-            // all earlier writes of the NIC, so a late entry has arrived then.
+            // The interrupt is spurious, or the NIC was removed. The answer to the register read
+            // arrives after all earlier writes of the NIC. A late entry has therefore arrived after
+            // the read.
             let wp = hw.rf.read(snq::QUEUE_WPLT);
             if ctx.check_removed(&hw, wp) {
                 return;
@@ -69,8 +71,8 @@ impl Snq {
             handled = self.take_entries(&hw, state);
             let wp = QueueIndex(wp).index();
             if handled == 0 && state.consumer.on_empty(wp) == Empty::Missing {
-                // The entry is lost. Do not re-arm, because the interrupt would be raised again at
-                // once.
+                // The entry is missing. The interrupt is not re-armed, because it would be raised
+                // again at once.
                 self.schedule::<RECOVER>(quirks::SNQ_HOLE_MS);
                 return;
             }
@@ -105,7 +107,8 @@ impl Snq {
     }
 
     /// Processes entries that have waited since the last poll, because their interrupt was lost.
-    /// Only the handler re-arms the interrupt, so no other would follow.
+    /// Without this poll no further interrupt would arrive, because only the interrupt handler
+    /// re-arms it.
     pub(super) fn watch(self: &Arc<Self>) {
         // Softirqs that clients raise run when bottom halves are enabled again.
         let _bh = BhDisabled::new();
@@ -135,8 +138,8 @@ impl Snq {
     }
 
     /// Returns whether the NIC lost its registers unexpectedly. The register with the ring address
-    /// is zero after a reset, and only [`Snq::setup`] writes it. Such a NIC answers, but no longer
-    /// works. The check needs a NIC that has returned the written address before.
+    /// is zero after a reset, and only [`Snq::setup`] writes it. Such a NIC answers, but does not
+    /// work. The check requires that the register has returned the written address before.
     pub(super) fn has_lost_registers(&self) -> bool {
         let Some(hw) = self.ctx.alive_access() else {
             return false;
@@ -279,7 +282,8 @@ impl Snq {
         }
     }
 
-    /// Runs the drain. Returns the pause in milliseconds until the next run. Process context.
+    /// Runs one pass of the drain. Returns the pause in milliseconds before the next pass; `None`
+    /// after the last one. Process context.
     pub(super) fn drain(&self) -> Option<u32> {
         {
             let state = self.state.lock();

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Interrupts raised by other nodes: their writes to 0xFD_0000_0000…0xFD_FFFF_FFFF raise MSI vector
-//! 0, which the notification queue uses, too (HW §6.2, G26).
+//! Interrupts that other nodes raise. Their writes to 0xFD_0000_0000…0xFD_FFFF_FFFF raise MSI
+//! vector 0, which the notification queue also uses (HW §6.2, G26).
 //!
-//! The interrupt carries neither sender nor content, so clients are only notified that there may be
-//! a message, and poll for it. An interrupt without an entry in the queue was certainly raised by
-//! such a write. An interrupt with entries may also include one, because interrupts of a vector are
-//! merged while one is pending.
-//! one is pending.
+//! The interrupt carries neither sender nor content. Clients are therefore notified only that there
+//! may be a message, and poll for it. If the queue has no entry at an interrupt, such a write has
+//! raised the interrupt. If the queue has entries, such a write may have raised it as well, because
+//! interrupts of a vector are merged while one is pending.
 //!
 //! Interrupts are rate-limited. Each client is called at most at its requested rate. Interrupts
 //! above that rate cause one call at the end of each 100 ms. If the total exceeds the NIC's limit
 //! per second, the interrupt targets ([`Smfu::interrupt_target`]) are closed for a second.
 //! Afterwards all clients are called, because writes of that second were lost.
 //!
-//! Clients are called in the hard interrupt or in a work item, with their list locked.
+//! Clients are called in the hard interrupt or in a work item, with the list of clients locked.
 
 use super::{work::MESSAGES, Snq};
 use crate::{hw::Hw, stats::Reason, subscribers::Subscribers};
@@ -27,9 +26,10 @@ use protocol::nic::snq::{LimitResult, MessageLimit, MASKED_MS};
 
 /// Client for interrupts that other nodes may have raised.
 pub trait MessageClient: Send + Sync {
-    /// Reports that a message may have arrived. With `certain`, the interrupt had no other cause.
-    /// Hard interrupt, or process context with interrupts disabled, with the list of clients
-    /// locked. Must not sleep nor take long, and neither subscribe nor unsubscribe.
+    /// Reports that a message may have arrived. If `certain` is set, the interrupt had no other
+    /// cause. Called in hard interrupt context, or in process context with interrupts disabled,
+    /// with the list of clients locked. Must not sleep or take long, and must not subscribe or
+    /// unsubscribe.
     fn message(&self, certain: bool);
 }
 
@@ -39,7 +39,7 @@ struct Listener {
 }
 
 struct Storm {
-    /// Limit of all interrupts without entries in the queue.
+    /// Rate limit of all interrupts for which the queue had no entry.
     limit: MessageLimit,
     /// Time in milliseconds until which interrupt targets are closed.
     closed_until: Option<u64>,
@@ -55,8 +55,8 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    /// Makes the list of clients. More than `per_second` interrupts by other nodes are a storm; 0
-    /// disables the limit.
+    /// Makes the list of clients. More than `per_second` interrupts by other nodes per second are a
+    /// storm; 0 disables the limit.
     pub(super) fn new(per_second: u32) -> impl PinInit<Self> {
         let storm = Storm {
             limit: MessageLimit::new(per_second),
@@ -69,7 +69,7 @@ impl Messages {
     }
 }
 
-/// Subscription to messages. The drop ends it: when it returns, the client is not called any more.
+/// Subscription of a [`MessageClient`]. When its drop returns, the client is not called any more.
 /// Process context; may sleep.
 pub struct MessageSubscription {
     snq: Arc<Snq>,
@@ -95,8 +95,8 @@ impl Snq {
         Ok(MessageSubscription { snq, key })
     }
 
-    /// Delivers an interrupt to the clients. With `certain`, the queue had no entry; `next` is its
-    /// next slot. Hard interrupt.
+    /// Delivers an interrupt to the clients. If `certain` is set, the queue had no entry. `next` is
+    /// the queue's next slot, for reports. Hard interrupt.
     pub(super) fn deliver_message(self: &Arc<Self>, hw: &Hw, certain: bool, next: u16) {
         let (now, clients) = (self.now_ms(), &self.messages.clients);
         if certain {
@@ -122,7 +122,7 @@ impl Snq {
         }
         clients.for_each(|listener| {
             if !certain {
-                // A deferred call follows anyway.
+                // A pending deferred call includes this interrupt.
                 if !listener.limit.is_pending() {
                     listener.client.message(false);
                 }
@@ -136,7 +136,8 @@ impl Snq {
         });
     }
 
-    /// Makes deferred calls to clients, and opens interrupt targets again. Process context.
+    /// Makes deferred calls to clients, and reopens interrupt targets after a storm. Process
+    /// context.
     pub(super) fn deliver_late_messages(self: &Arc<Self>) {
         // Softirqs that clients raise run when bottom halves are enabled again.
         let _bh = BhDisabled::new();

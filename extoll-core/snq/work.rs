@@ -15,19 +15,19 @@ use kernel::{
 use kernel_ext::{reset, work};
 use protocol::nic::snq::EventMask;
 
-/// Drains outport 10.
+/// Work item that drains outport 10.
 pub(super) const DRAIN: u64 = 0;
-/// Recovers from lost entries.
+/// Work item that recovers from lost entries.
 pub(super) const RECOVER: u64 = 1;
-/// Polls for lost interrupts.
+/// Work item that polls for lost interrupts.
 pub(super) const WATCH: u64 = 2;
-/// Unmasks events after storms.
+/// Work item that unmasks events after storms.
 pub(super) const UNMASK: u64 = 3;
-/// Reads the first values of the events' registers.
+/// Work item that reads the initial values of the registers that events record.
 pub(super) const BEGIN: u64 = 4;
-/// Delivers interrupts by other nodes that were deferred.
+/// Work item that delivers deferred interrupts of other nodes.
 pub(super) const MESSAGES: u64 = 5;
-/// Requests a reset, because the NIC has lost its registers.
+/// Work item that requests a reset, because the NIC has lost its registers.
 pub(super) const LOST_REGISTERS: u64 = 6;
 
 impl_has_delayed_work! {
@@ -106,7 +106,7 @@ impl WorkItem<BEGIN> for Snq {
     fn run(this: Arc<Snq>) {
         this.to.events.read_first();
         this.allow(this.to.events.wanted());
-        // Links may have changed since their first values were read.
+        // Links may have changed after their initial values were read.
         this.to.events.queue_link_poll();
     }
 }
@@ -136,17 +136,18 @@ impl Snq {
         let _ = work::enqueue_delayed::<_, ID>(self.clone(), msecs_to_jiffies(delay_ms));
     }
 
-    /// Starts the work items: one reads the first values of the events' registers and then enables
-    /// the driver's events; one polls for lost interrupts periodically. Any context.
+    /// Starts two work items. One reads the initial values of the registers that events record, and
+    /// then enables the driver's events. The other polls periodically for lost interrupts. Any
+    /// context.
     pub(crate) fn start_work(self: &Arc<Self>) {
         let _ = work::enqueue::<_, BEGIN>(self.clone());
         self.schedule::<WATCH>(quirks::SNQ_WATCH_MS);
     }
 
     /// Cancels all work items and waits for them. The device is retired and the interrupt handler
-    /// is removed. May sleep.
+    /// was removed. May sleep.
     pub(crate) fn end(self: &Arc<Self>) {
-        // Each item is cancelled after those that queue it.
+        // Each work item is cancelled after those that queue it.
         work::cancel_sync::<Self, BEGIN>(self);
         work::cancel_delayed_sync::<Self, WATCH>(self);
         work::cancel_delayed_sync::<Self, LOST_REGISTERS>(self);

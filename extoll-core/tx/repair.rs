@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Repair of a port after the NIC has dropped packets (HW §8), in single steps. The work item
-//! `watch` runs it; callers that keep work items from running use [`Tx::poll`].
+//! `watch` runs it. Callers that prevent work items from running use [`Tx::poll`].
 //! [`protocol::nic::sending`] and [`wire::wcbuf`] decide about the steps.
 //!
-//! Each step takes the port's spinlock, which disables interrupts.
+//! Each step acquires the port's spinlock, which disables interrupts.
 
 use super::{reset_state, Inner, Tx};
 use crate::{
@@ -22,10 +22,10 @@ use wire::{
     wcbuf::{Action, Event, Failure, COPIES},
 };
 
-/// Pause between two polls of a repair.
+/// Pause between two polls while the NIC needs time for a repair.
 const REPAIR_PAUSE: Delta = Delta::from_micros(20);
-/// Maximum number of steps per call of [`Tx::poll`], which cannot pause: enough to resend
-/// everything.
+/// Maximum number of steps per call of [`Tx::poll`], which cannot pause. It is sufficient to resend
+/// all packets.
 const STEPS_AT_ONCE: usize = COPIES + 16;
 
 /// Result of a repair step.
@@ -40,8 +40,8 @@ enum Step {
 }
 
 impl<const N: usize> Tx<N> {
-    /// Runs the repair of HW §8 until it is done, its deadline has passed, or the port is closed.
-    /// May sleep.
+    /// Runs the repair of HW §8 until it has succeeded, its deadline has passed, or the port is
+    /// closed. May sleep.
     pub(super) fn repair(&self) {
         loop {
             match self.repair_step() {
@@ -54,7 +54,7 @@ impl<const N: usize> Tx<N> {
     }
 
     /// Checks whether packets were dropped, and continues their repair as far as possible without a
-    /// pause. Does not report room to clients. Any context.
+    /// pause. Does not notify clients of credit. Any context.
     pub(crate) fn poll(&self) {
         {
             let mut inner = self.inner.lock();
@@ -90,8 +90,8 @@ impl<const N: usize> Tx<N> {
         step
     }
 
-    /// Executes a step with the lock held. Stores the number of discarded packets in `lost`, if the
-    /// repair gives up.
+    /// Executes a step with the lock held. If the repair fails, stores the number of discarded
+    /// packets in `lost`.
     fn step_locked(&self, inner: &mut Inner<N>, lost: &mut Option<u8>) -> Step {
         let (Some(action), Some(hw)) = (inner.port.repair(), self.ctx.alive_access()) else {
             return Step::Finished;
@@ -113,7 +113,7 @@ impl<const N: usize> Tx<N> {
                 }
                 Event::Sent
             }
-            // The port is open again.
+            // The port can send again.
             Action::Done => return Step::Finished,
             Action::Failed(failure) => {
                 if matches!(failure, Failure::Desync { .. }) {
@@ -124,7 +124,8 @@ impl<const N: usize> Tx<N> {
             }
         };
         let waits = inner.port.repair_done(event);
-        // The number of rounds is bounded, too, because the NIC may drop resent packets.
+        // The time of the repair is limited as well, because the NIC may drop resent packets
+        // repeatedly.
         let late =
             |began: Instant<Monotonic>| began.elapsed().as_millis() >= quirks::REPAIR_DEADLINE_MS;
         if inner.port.mode() == Mode::Repair && inner.repair.is_some_and(late) {
@@ -158,7 +159,7 @@ impl<const N: usize> Tx<N> {
 
     /// Discards all outstanding packets, for example after a transmit time-out. Does nothing during
     /// a repair, which has its own deadline. Any context. Logs without holding a lock, because the
-    /// console may need it.
+    /// console may need the lock.
     pub(crate) fn reset(self: &Arc<Self>) {
         let lost = {
             let mut guard = self.inner.lock();
@@ -169,7 +170,7 @@ impl<const N: usize> Tx<N> {
             }
         };
         self.report_discarded(Some(lost));
-        // Slots are free now, so call the clients.
+        // Credit is available again, so the clients are called.
         self.schedule(WatchDelay::Now);
     }
 }

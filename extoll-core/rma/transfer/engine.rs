@@ -65,7 +65,7 @@ impl Default for Setup {
 ///
 /// Drop ends all transfers with `Down`, calls the remaining completions in the caller's context,
 /// whatever context they requested, and closes the port. It may sleep. It waits for running
-/// completions and the listener, so they must not call it. None of them runs afterwards.
+/// completions and the listener, so they must not call it. They do not run afterwards.
 pub struct Engine {
     requester: Requester,
     submitter: Submitter,
