@@ -283,7 +283,7 @@ impl Shared {
     }
 
     /// Returns the node for frames to `mac`, a foreign address: the learned node, otherwise
-    /// `default_node`.
+    /// `default_nodeid`.
     pub(crate) fn node_of_foreign(&self, mac: [u8; 6]) -> Option<NodeId> {
         let known = self.macs.lock().node(mac, Clock.now());
         known.or_else(conf::default_node)

@@ -274,8 +274,8 @@ impl Context {
     }
 
     /// Calls `f` to make the NIC release memory, and confirms this by reading `reg`. When this
-    /// function returns, the memory can be freed. `f` must not sleep and is not called if the
-    /// device is dead. May sleep.
+    /// function returns, the memory can be freed. `f` must not sleep. For a dead device, DMA is
+    /// disabled instead of calling `f`. May sleep.
     pub(crate) fn revoke_confirmed(&self, reg: RegOffset, f: impl FnOnce(&Hw)) {
         let confirmed = self.alive_access().is_some_and(|hw| {
             f(&hw);

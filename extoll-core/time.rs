@@ -34,9 +34,9 @@ pub fn set_slow(factor: u32) {
 
 /// Returns `ms` milliseconds, multiplied by the module parameter `slow`.
 ///
-/// This is for time-outs after which a peer or the NIC counts as stalled. In slow guests the host may
-/// suspend an emulated CPU for longer than such a time-out. Pauses between polls and limits of busy
-/// waiting are not multiplied. Any context.
+/// This is for time-outs after which a peer or the NIC counts as stalled. In slow guests the host
+/// may suspend an emulated CPU for longer than such a time-out. Pauses between polls and limits of
+/// busy waiting are not multiplied. Any context.
 #[inline]
 pub fn patience(ms: u32) -> u32 {
     ms.saturating_mul(SLOW.load(Relaxed))

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! VELO: small two-sided messages of 1…120 bytes (HW §9).
+//! VELO unit: small two-sided messages of 1…120 bytes (HW §9).
 //!
 //! [`Velo::open`] returns the two halves of a port: a [`Sender`], which can be cloned and shared,
-//! and the [`Mailbox`], which has one owner. The port is closed in the background when all of them
-//! are dropped, which is possible in any context. To wait until the port is closed, call `close` on
-//! all of them.
+//! and the [`Mailbox`], which has one owner. All of them can be dropped in any context. The port is
+//! closed in the background when the last one is dropped. To wait until the port is closed, call
+//! `close` on all of them.
 //!
-//! Sending and polling work in any context; sending takes the port's spinlock, which disables
+//! Sending and polling work in any context. Sending acquires the port's spinlock, which disables
 //! interrupts. Opening and closing may sleep.
 //!
 //! ```
@@ -57,16 +57,16 @@ use wire::{
     velo::{Descriptor, RequesterAddr},
 };
 
-/// Maximum words of a packet: descriptor and payload.
+/// Maximum number of words of a packet, i.e. descriptor and payload.
 const PACKET_WORDS: usize = 16;
 /// Number of traffic classes of messages.
 const CLASSES: u8 = 4;
 /// Default mailbox size in bytes (HW §7).
 pub const DEFAULT_MAILBOX_BYTES: u32 = 4 << 20;
 
-/// Open port.
+/// Open VELO port.
 type Port = KernelPort<Velo, PACKET_WORDS>;
-/// Handle of an open port.
+/// Handle of an open VELO port.
 type Handle = PortHandle<Velo, PACKET_WORDS>;
 
 /// VELO unit of one NIC.
@@ -90,8 +90,8 @@ impl PortUnit for Velo {
         hw.rf.write(velo::comp_prot_desc(vpid), accept.raw());
     }
 
-    /// Enables the VPID after the queue was installed. The vendor's driver sets the queue's
-    /// pointers afterwards (HW §9.7), but then a message that arrives in between would occupy a
+    /// Enables the VPID. The queue has been installed. The vendor's driver sets the queue's
+    /// pointers after enabling the VPID (HW §9.7). A message that arrived in between would occupy a
     /// slot that the NIC considers free.
     fn enable(hw: &Hw, vpid: Vpid) {
         hw.rf.update(velo::comp_prot_desc(vpid), |v| {
@@ -109,18 +109,18 @@ impl PortUnit for Velo {
         hw.rf.write(velo::comp_prot_desc(vpid), 0);
     }
 
-    /// Clears the identity for outgoing messages. Pending messages use the current identity when
-    /// they are sent, and 0 is the kernel's.
+    /// Clears the identity for outgoing messages. A message that is still pending would be sent
+    /// with 0, the identity of the kernel.
     fn forget(hw: &Hw, vpid: Vpid) {
         update_source(hw, vpid, |_| NodeVpidProtDesc(0));
     }
 
-    /// Returns the requester page, of which there is one per traffic class.
+    /// Returns the requester page of traffic class `index`.
     fn page(vpid: Vpid, index: u8) -> Option<u32> {
         (index < CLASSES).then(|| RequesterAddr::page(vpid, index).encode())
     }
 
-    /// Returns a message of maximum length to the port's own mailbox, which is no longer read.
+    /// Returns a message of maximum length to the port's own mailbox, which is not read any more.
     fn no_op(node: NodeId, vpid: Vpid) -> Result<impl AsRef<[u64]>> {
         let descriptor = Descriptor {
             target: Target::Node(node),
@@ -137,7 +137,8 @@ impl PortUnit for Velo {
 }
 
 /// Sets the identity that the NIC puts into outgoing messages: current node ID and VPID. The
-/// protection descriptor stays: it is 0 for closed ports and those of the kernel. Process context.
+/// protection descriptor is not changed; it is 0 for closed ports and for ports of the kernel.
+/// Process context.
 pub(crate) fn stamp(hw: &Hw, vpid: Vpid) {
     let node = info::Node(hw.rf.read(info::NODE)).id();
     update_source(hw, vpid, |v| {
@@ -145,8 +146,8 @@ pub(crate) fn stamp(hw: &Hw, vpid: Vpid) {
     });
 }
 
-/// Changes identity and protection descriptor of a VPID's outgoing messages, under a lock that
-/// serializes such changes. Process context.
+/// Changes the identity and protection descriptor of a VPID's outgoing messages. A lock serializes
+/// these changes. Process context.
 pub(crate) fn update_source(
     hw: &Hw,
     vpid: Vpid,
@@ -159,8 +160,8 @@ pub(crate) fn update_source(
 }
 
 impl Velo {
-    /// Makes the unit; `table` holds its VPIDs. With `slots_64`, mailboxes have slots of 64 instead
-    /// of 128 bytes. May sleep.
+    /// Makes the unit. `table` holds its VPIDs. If `slots_64` is set, mailboxes have slots of 64
+    /// instead of 128 bytes. May sleep.
     #[inline(never)] // Keeps its stack frame out of later calls.
     pub(crate) fn new(
         ctx: Arc<Context>,
@@ -188,12 +189,12 @@ impl Velo {
 
     /// Opens a port with the given VPID, or with the user VPID that has been free for longest.
     /// `mailbox_bytes` is a power of two of 512 KiB…64 MiB ([`DEFAULT_MAILBOX_BYTES`]). Interrupts
-    /// are armed, but cause no call before [`Sender::attach`]. May sleep.
+    /// are armed, but no client is called before [`Sender::attach`]. May sleep.
     ///
     /// # Errors
     ///
     /// `EBUSY` if the VPID is in use, or messages of its last owner are still pending; `ENOSPC` if
-    /// no VPID is free; `EINVAL` for the size; `ENOMEM`; `ENODEV` if the device was removed.
+    /// no VPID is free; `EINVAL` for an invalid size; `ENOMEM`; `ENODEV` if the device was removed.
     pub fn open(
         self: &Arc<Self>,
         vpid: Option<Vpid>,
@@ -205,7 +206,7 @@ impl Velo {
         Ok((Sender::new(port), mailbox))
     }
 
-    /// Sets up the unit like `velo2` does in its probe (HW §3.3). May sleep.
+    /// Sets up the unit as `velo2` does in its probe (HW §3.3). May sleep.
     pub(crate) fn init(&self) -> Result {
         let ctx = &self.base.ctx;
         for vpid in Vpid::all() {

@@ -2,7 +2,7 @@
 
 //! Virtual process IDs (VPIDs) of one unit: allocation, and the clients of their ports.
 //!
-//! The table is under a spinlock that disables interrupts; clients are called with it held.
+//! A spinlock that disables interrupts protects the table. Clients are called with it held.
 
 use crate::stats::{add, PortStats};
 use kernel::{
@@ -19,18 +19,19 @@ use wire::ids::{Unit, Vpid};
 /// Client of a port.
 ///
 /// All methods are called with interrupts disabled and with the VPID table of the unit locked,
-/// possibly in hard interrupt context. They must not sleep nor take long, and neither open, close,
-/// attach nor detach ports.
+/// possibly in hard interrupt context. They must not sleep or take long, and must not open, close,
+/// attach or detach ports.
 pub trait Client: Send + Sync {
-    /// Reports a message or notification with an interrupt request. The VPID is masked until
-    /// `rearm`. Hard interrupt; or process context if an interrupt was lost or may have been.
+    /// Reports that a message or notification with an interrupt request arrived. The VPID's
+    /// interrupt is masked until `rearm`. Called in hard interrupt context. Called in process
+    /// context if an interrupt was, or may have been, lost.
     fn interrupt(&self);
 
-    /// Reports that the port can be written again, after `Full` or `Retry`.
+    /// Reports that the port can be written again after a send failed with `Full` or `Retry`.
     fn writable(&self);
 
-    /// Reports that the device was removed or is about to be unbound. Sends fail with `Down` from
-    /// now on.
+    /// Reports that the device was removed or is about to be unbound. From now on, sends fail with
+    /// `Down`.
     fn down(&self) {}
 }
 
@@ -41,7 +42,7 @@ pub(crate) trait SendSide: Send + Sync {
 }
 
 enum Slot {
-    /// Free VPID, with the number of releases at its last release.
+    /// Free VPID. The number counts all releases up to its own last release.
     Free(u64),
     Taken {
         client: Option<Arc<dyn Client>>,
@@ -50,16 +51,16 @@ enum Slot {
     },
 }
 
-/// A static, because lockdep compares names by address and the constructor is inlined.
+/// This is a static, because lockdep compares names by address and the constructor is inlined.
 static LOCK_NAME: &CStr = c"extoll_vpids";
 
 /// Request for a VPID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum VpidRequest {
-    /// User VPID that has been free for longest, so that late packets for an earlier owner rarely
-    /// reach a new one.
+    /// The user VPID that has been free for longest, so that late packets for an earlier owner
+    /// rarely reach a new owner.
     Any,
-    /// This VPID.
+    /// The given VPID.
     This(Vpid),
 }
 
@@ -113,7 +114,7 @@ impl Table {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if the wanted VPID is in use or not clean; `ENOSPC` if no VPID is free.
+    /// `EBUSY` if the requested VPID is in use or not clean; `ENOSPC` if no VPID is free.
     pub(crate) fn allocate(
         &self,
         request: VpidRequest,
@@ -144,19 +145,19 @@ impl Table {
         Ok(vpid)
     }
 
-    /// Releases a VPID. Its client is not called after this returns.
+    /// Releases a VPID. Its client is not called after this function returns.
     pub(crate) fn release(&self, vpid: Vpid) {
         let mut slots = self.slots.lock();
         let number = self.releases.fetch_add(1, Relaxed) + 1;
         let old = slots
             .get_mut(vpid.index())
             .map(|slot| core::mem::replace(slot, Slot::Free(number)));
-        // The client's drop runs without the lock.
+        // The client is dropped after the lock is released.
         drop(slots);
         drop(old);
     }
 
-    /// Sets or removes the client. The old client is not called after this returns.
+    /// Sets or removes the client. The old client is not called after this function returns.
     pub(crate) fn set_client(&self, vpid: Vpid, new: Option<Arc<dyn Client>>) {
         let mut slots = self.slots.lock();
         let old = match slots.get_mut(vpid.index()) {
@@ -178,12 +179,13 @@ impl Table {
         drop(old);
     }
 
-    /// Counts an interrupt and calls the client of an open port.
+    /// Counts an interrupt of an open port and calls the port's client.
     pub(crate) fn interrupt(&self, vpid: Vpid) -> Delivered {
         let slots = self.slots.lock();
         match slots.get(vpid.index()) {
             Some(Slot::Taken { client, stats, .. }) => {
-                // Counted also without a client, because arming compares this number.
+                // The interrupt is counted even without a client, because arming compares this
+                // number.
                 add(&stats.interrupts, 1);
                 match client {
                     Some(client) => {
@@ -210,9 +212,9 @@ impl Table {
         }
     }
 
-    /// Calls the client of a port because the port can be written. Process context.
+    /// Calls the client of a port because the port can be written again. Process context.
     pub(crate) fn writable(&self, vpid: Vpid) {
-        // Softirqs that it raises run when bottom halves are enabled again.
+        // Softirqs that the client raises run when bottom halves are enabled again.
         let _bh = BhDisabled::new();
         let slots = self.slots.lock();
         if let Some(Slot::Taken {
@@ -247,7 +249,7 @@ impl Table {
             .count()
     }
 
-    /// Calls `f` for each open VPID in ascending order, without the lock.
+    /// Calls `f` for each open VPID in ascending order, without the lock held.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&Open)) {
         for vpid in Vpid::all() {
             let found = match self.slots.lock().get(vpid.index()) {
@@ -396,7 +398,7 @@ mod tests {
         assert_eq!(calls.interrupts.load(Relaxed), 2);
         assert_eq!(calls.writable.load(Relaxed), 1);
         assert_eq!(calls.down.load(Relaxed), 1);
-        // Counted with and without a client.
+        // Interrupts are counted with and without a client.
         assert_eq!(counts.interrupts.load(Relaxed), 5);
         // A free VPID accepts no client.
         table.release(v);

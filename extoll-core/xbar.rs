@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Crossbar outport 10: set-up, and the drain of packets with illegal routing (HW §15.3). Any
+//! Outport 10 of the crossbar: set-up, and drain of packets with illegal routing (HW §15.3). Any
 //! context.
 
 use crate::hw::Hw;
@@ -13,8 +13,8 @@ pub(crate) fn init(hw: &Hw) {
     hw.rf.write(outp::general(DRAIN_PORT), GENERAL_INIT);
 }
 
-/// Executes one round of the drain. Returns whether the port had no credits in use; `None` if the
-/// register read as all ones.
+/// Executes one round of the drain. Returns whether no credits of the outport are in use; `None` if
+/// the register read as all ones.
 pub(crate) fn drain_round(hw: &Hw) -> Option<bool> {
     let general = hw.rf.read(outp::general(DRAIN_PORT));
     if general == u64::MAX {

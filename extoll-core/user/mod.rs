@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Device files of a NIC, with the vendor's ABI (docs/uapi.md), for untrusted processes
-//! (docs/security.md).
+//! Device files of a NIC for untrusted processes (docs/security.md), with the ABI of the vendor's
+//! driver (docs/uapi.md).
 //!
-//! An open file may outlive the binding of its NIC. [`Devices::stop`] takes all access to hardware
-//! and DMA memory from it. Its operations then fail with `ENODEV`, and accesses to its mappings
+//! An open file may outlive the binding of its NIC. [`Devices::stop`] removes all its access to
+//! hardware and DMA memory. Its operations then fail with `ENODEV`, and accesses to its mappings
 //! raise SIGBUS.
 //!
-//! Everything runs in process context and may sleep. The mutex `files` protects the list of open
-//! files; each file has a mutex of its own, which is taken after it.
+//! All functions run in process context and may sleep. The mutex `files` protects the list of open
+//! files. Each file has a mutex of its own, which is acquired after `files`.
 
 mod pmap;
 mod policy;
@@ -39,14 +39,14 @@ use kernel_ext::{
 };
 use policy::Quota;
 
-/// Open file that can lose its NIC.
+/// Open file whose NIC can be unbound or lost.
 trait OpenFile: Handler {
-    /// Frees everything by which the file accesses hardware or DMA memory. Complete on return, even
-    /// if another thread started it. May sleep.
+    /// Frees everything by which the file accesses hardware or DMA memory. All is freed when this
+    /// function returns, even if another thread began to free it. May sleep.
     fn detach(&self);
 
-    /// Unmaps all pages of the NIC from all processes. A NIC that is not alive gets no new
-    /// mappings. Complete on return. May sleep.
+    /// Unmaps all pages of the NIC from all processes. All are unmapped when this function returns.
+    /// A NIC that is not alive gets no new mappings. May sleep.
     fn revoke(&self);
 }
 
@@ -63,7 +63,7 @@ struct Shared {
     nic: Arc<Nic>,
     settings: Settings,
     index: u32,
-    /// VPIDs held by users, by unit.
+    /// Numbers of VPIDs that users hold, by unit.
     quota: Arc<Quota>,
     #[pin]
     files: Mutex<Files>,
@@ -75,15 +75,15 @@ impl Shared {
         self.index
     }
 
-    /// Opens a file with `open`, which gets the file's identity. Unbinding waits until `open` has
+    /// Opens a file by calling `open` with the file's identity. Unbinding waits until `open` has
     /// returned.
     fn admit<T: OpenFile + 'static>(
         &self,
         open: impl FnOnce(u64) -> Result<Arc<T>>,
     ) -> Result<Arc<dyn Handler>> {
         let mut files = self.files.lock();
-        // Checked here, because the `EAGAIN` of a network that is down would invite retries on a
-        // dead NIC.
+        // A dead NIC is checked first. Otherwise `open` would return `EAGAIN`, because the network
+        // is down, and the process would retry.
         if files.stopped || !self.nic.is_alive() {
             return Err(ENODEV);
         }
@@ -95,7 +95,7 @@ impl Shared {
         Ok(file)
     }
 
-    /// Removes a file that was detached and closed.
+    /// Removes a file from the list after it was detached and closed.
     fn forget(&self, id: u64) {
         let mut files = self.files.lock();
         let at = files.list.iter().position(|(i, _)| *i == id);
@@ -114,7 +114,7 @@ enum Kind {
     RfAccess,
 }
 
-/// Device nodes: name, and whether only the superuser may open it.
+/// Device nodes: kind, name, and whether only the superuser may open the node.
 const NODES: [(Kind, &CStr, bool); 5] = [
     (Kind::Velo2, c"velo2", false),
     (Kind::Rma2, c"rma2", false),
@@ -144,10 +144,10 @@ impl Opener for NodeOpener {
     }
 }
 
-/// Set of the numbers of NICs in use.
+/// Bitmap of the numbers of NICs in use.
 static INDICES: Atomic<u32> = Atomic::new(0);
 
-/// Number of a NIC on this host: the lowest free one.
+/// Number of a NIC on this host, which is the lowest free number.
 struct Index(u32);
 
 impl Index {
@@ -176,7 +176,7 @@ impl Drop for Index {
     }
 }
 
-/// Device files of a NIC. The drop removes them.
+/// Device files of a NIC. Drop removes them.
 pub(crate) struct Devices {
     nodes: KVec<Node>,
     shared: Arc<Shared>,
@@ -188,7 +188,7 @@ impl Devices {
     ///
     /// # Errors
     ///
-    /// `ENOSPC`: more than 32 NICs. `ENOMEM`.
+    /// `ENOSPC` if there are more than 32 NICs; `ENOMEM`.
     pub(crate) fn new<M: ModuleMetadata + 'static>(
         dev: &device::Device<Bound>,
         nic: &Arc<Nic>,
@@ -226,7 +226,7 @@ impl Devices {
         Ok(this)
     }
 
-    /// Returns access to the pages of the NIC that processes have mapped.
+    /// Returns an object that can unmap the NIC's pages from processes.
     pub(crate) fn pages(&self) -> Pages {
         Pages(self.shared.clone())
     }
@@ -250,7 +250,7 @@ impl Devices {
 pub(crate) struct Pages(Arc<Shared>);
 
 impl Pages {
-    /// Unmaps all pages permanently, because the NIC is not alive. May sleep.
+    /// Unmaps all pages permanently. The NIC must not be alive. May sleep.
     pub(crate) fn revoke(&self) {
         let mut first = 0;
         loop {
@@ -259,7 +259,7 @@ impl Pages {
                 let rest = files.list.iter().filter(|(id, _)| *id >= first);
                 rest.min_by_key(|(id, _)| *id).cloned()
             };
-            // Without the lock, because a file that is being closed may take long.
+            // Called without the lock, because closing a file may take long.
             let Some((id, file)) = next else { return };
             file.revoke();
             first = id + 1;
@@ -273,7 +273,7 @@ impl Drop for Devices {
     }
 }
 
-/// Copies `bytes` to the process. `EFAULT`.
+/// Copies `bytes` to address `arg` of the process. Returns `EFAULT` on failure.
 fn put(arg: usize, bytes: &[u8]) -> Result<isize> {
     UserSlice::new(UserPtr::from_addr(arg), bytes.len())
         .writer()
@@ -281,13 +281,13 @@ fn put(arg: usize, bytes: &[u8]) -> Result<isize> {
     Ok(0)
 }
 
-/// Stores a quadword, like all GET calls of the vendor's driver, whichever size their codes
-/// contain. `EFAULT`.
+/// Stores a quadword at address `arg` of the process. All GET calls of the vendor's driver do so,
+/// regardless of the size in their ioctl codes. Returns `EFAULT` on failure.
 fn put_u64(arg: usize, value: u64) -> Result<isize> {
     put(arg, &value.to_ne_bytes())
 }
 
-/// Reads a quadword from the process. `EFAULT`.
+/// Reads a quadword from address `arg` of the process. Returns `EFAULT` on failure.
 fn get_u64(arg: usize) -> Result<u64> {
     UserSlice::new(UserPtr::from_addr(arg), 8).reader().read()
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `/dev/extoll/pmap`: physically contiguous buffers whose bus addresses the process can read, for
-//! commands without translation (docs/uapi.md). For the superuser. Mapping memory at a given
-//! address, which the vendor's driver supports, is refused.
+//! `/dev/extoll/pmap`: physically contiguous buffers for commands without address translation
+//! (docs/uapi.md). The process can read their bus addresses. Only the superuser can open the file.
+//! The vendor's driver also maps memory at a given address, which this driver rejects.
 //!
-//! A freed buffer goes to the quarantine of the NIC, because commands may still name it.
+//! A freed buffer enters the quarantine of the NIC, because commands may still name it.
 //!
-//! Process context; a mutex per open file protects its buffers.
+//! Process context. A mutex per open file protects its buffers.
 
 use super::{put_u64, OpenFile, Shared};
 use crate::{
@@ -48,7 +48,7 @@ struct Buffer {
     key: u64,
     kind: u64,
     bytes: u64,
-    /// Memory, with its reserved entry in the quarantine.
+    /// Memory, with its reserved entry in the quarantine; `None` before it is allocated.
     memory: Option<(Arc<DmaWords>, Batch)>,
     mappings: KVec<Arc<Mapping>>,
 }
@@ -64,7 +64,8 @@ impl Buffer {
         }
     }
 
-    /// Unmaps the memory from the process; it is freed after `keep_ms`. May sleep.
+    /// Unmaps the memory from the process. The memory is freed after `keep_ms` milliseconds. May
+    /// sleep.
     fn revoke(&mut self, keep_ms: u32) {
         for mapping in &self.mappings {
             mapping.revoke();
@@ -77,7 +78,7 @@ impl Buffer {
     }
 }
 
-/// Buffers of a file; never empty.
+/// Buffers of a file. There is always at least one buffer.
 struct Buffers {
     list: KVec<Buffer>,
     current: usize,
@@ -99,7 +100,8 @@ impl Buffers {
         self.list.get_mut(self.current).ok_or(EFAULT)
     }
 
-    /// Makes a new current buffer, unless the current one is empty. Returns its key.
+    /// Makes a new buffer and selects it, unless the selected buffer is empty. Returns the key of
+    /// the selected buffer.
     fn create(&mut self) -> Result<u64> {
         if self.current()?.kind != TYPE_EMPTY {
             if self.list.len() >= MAX_BUFFERS {
@@ -112,7 +114,7 @@ impl Buffers {
         Ok(self.current()?.key)
     }
 
-    /// Deletes the current buffer; another one, or a new empty one, becomes the current one.
+    /// Deletes the selected buffer. Another buffer, or a new empty buffer, is selected afterwards.
     fn free(&mut self, keep_ms: u32) -> Result {
         self.current()?.revoke(keep_ms);
         if self.list.len() == 1 {
@@ -133,7 +135,7 @@ pub(super) struct Pmap {
     id: u64,
     shared: Arc<Shared>,
     space: Arc<Space>,
-    /// `None` after the NIC was detached.
+    /// `None` after the file was detached from the NIC.
     #[pin]
     buffers: Mutex<Option<Buffers>>,
 }
@@ -157,7 +159,7 @@ impl Pmap {
         f((*guard).as_mut().ok_or(ENODEV)?)
     }
 
-    /// Changes the current buffer, if it has no memory yet.
+    /// Changes the selected buffer if it has no memory yet.
     fn set(&self, f: impl FnOnce(&mut Buffer)) -> Result<isize> {
         self.with(|buffers| {
             let buffer = buffers.current()?;
@@ -218,7 +220,7 @@ impl Handler for Pmap {
         }
     }
 
-    /// Maps the current buffer; allocates its memory if necessary.
+    /// Maps the selected buffer, whose memory is allocated if necessary.
     fn mmap(&self, new: NewMapping<'_>) -> Result {
         self.with(|buffers| {
             let buffer = buffers.current()?;
@@ -248,7 +250,7 @@ impl Handler for Pmap {
             let list = &mut buffer.mappings;
             let result = new.attach(&self.space, parts, |m| Ok(list.push(m, GFP_KERNEL)?));
             if fresh && result.is_err() {
-                // The process has not seen the memory yet.
+                // The process has not accessed the memory yet, so it need not enter the quarantine.
                 buffer.memory = None;
             }
             result

@@ -3,7 +3,7 @@
 //! Rights and quotas of processes (docs/security.md). Rights are determined once, when a file is
 //! opened, and belong to the open file.
 //!
-//! Process context. Quotas are under one mutex per NIC.
+//! Process context. One mutex per NIC protects the quotas.
 
 use super::throttle::Budget;
 use crate::atu::TableAccount;
@@ -14,45 +14,45 @@ use wire::{ids::Unit, rma::PageOptions};
 /// Number of requester pages per VPID (HW §10.1).
 pub(super) const PAGES: u8 = 32;
 
-/// Settings, fixed at load time.
+/// Settings that are fixed when the module is loaded.
 #[derive(Clone, Copy)]
 pub struct Settings {
-    /// Grant all rights to all processes. Dangerous; for old binaries only.
+    /// Grant all rights to all processes. This is dangerous and only for old binaries.
     pub compat_unsafe: bool,
     /// Maximum number of VPIDs per unit and NIC that one unprivileged user may hold.
     pub vpids_per_user: u32,
-    /// Maximum number of interrupts per second for a port of a process; 0 means unlimited.
+    /// Maximum number of interrupts per second for a port of a process; 0 sets no limit.
     pub user_interrupts: u32,
     /// Maximum number of interrupts per second for all ports of an unprivileged user on a NIC; 0
-    /// means unlimited.
+    /// sets no limit.
     pub interrupts_per_user: u32,
-    /// Quarantine time in milliseconds of memory that processes may have named by bus addresses.
+    /// Quarantine time in milliseconds of memory that processes may have named by bus address.
     pub process_quarantine_ms: u32,
-    /// Lowest user ID that may open files without privilege. The range comprises [`USERS`] IDs.
+    /// Lowest user ID that may open files without privilege. The range contains [`USERS`] IDs.
     pub first_user: u32,
 }
 
-/// Number of users with their own protection descriptors: all 16-bit numbers except 0, which is the
-/// kernel's. The first user has 65,535.
+/// Number of users with their own protection descriptors. These are all 16-bit numbers except 0,
+/// which is that of the kernel. The first user has descriptor 65,535.
 const USERS: u32 = 65_535;
 
 /// Rights of an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Rights {
-    /// True if opened with `CAP_SYS_RAWIO` while the kernel was not locked down.
+    /// True if the file was opened with `CAP_SYS_RAWIO` while the kernel was not locked down.
     pub(super) privileged: bool,
-    /// True if the module was loaded with `compat_unsafe`, and the kernel was not locked down.
+    /// True if the module was loaded with `compat_unsafe` and the kernel was not locked down.
     pub(super) compat: bool,
-    /// Effective user ID at open, in the initial user namespace.
+    /// Effective user ID when the file was opened, in the initial user namespace.
     pub(super) uid: u32,
-    /// Lowest admitted user ID, see [`Settings::first_user`].
+    /// Lowest admitted user ID; see [`Settings::first_user`].
     pub(super) first_user: u32,
 }
 
 impl Rights {
     /// Returns the rights of the calling process. Kernel lockdown makes every process unprivileged,
     /// because privileged files access physical memory and registers. Lockdown is checked last,
-    /// because the kernel logs each refusal, and a process without the capability needs no such
+    /// because the kernel logs each violation, and a process without the capability needs no such
     /// check.
     pub(super) fn current(settings: &Settings) -> Self {
         let (capable, compat) = (capable(Capability::SysRawio), settings.compat_unsafe);
@@ -65,9 +65,9 @@ impl Rights {
         }
     }
 
-    /// Checks that the user is privileged or within the range of admitted users; returns `EPERM`
-    /// otherwise. Users outside of the range would share protection descriptors with other users,
-    /// and can choose such IDs themselves (subordinate user IDs).
+    /// Returns `EPERM` unless the user is privileged or within the range of admitted users. Users
+    /// outside of the range would share protection descriptors with other users. Such users can be
+    /// created by subordinate user IDs.
     pub(super) fn admit(self) -> Result {
         let inside = self.uid.wrapping_sub(self.first_user) < USERS;
         if self.has_all_rights() || inside {
@@ -77,7 +77,7 @@ impl Rights {
         }
     }
 
-    /// Returns true if the file has all rights.
+    /// Returns whether the file has all rights.
     pub(super) fn has_all_rights(self) -> bool {
         self.privileged || self.compat
     }
@@ -91,23 +91,23 @@ impl Rights {
         }
     }
 
-    /// Returns true if requester page `index` may be used. An unprivileged file may only use pages
+    /// Returns whether requester page `index` may be used. An unprivileged file may use only pages
     /// with address translation and without access to remote registers: 16…19 and 24…27.
     pub(super) fn may_use(self, index: u8) -> bool {
         let page = PageOptions::from_index(index);
         self.has_all_rights() || (page.translate && !page.rra)
     }
 
-    /// Returns the usable requester pages as bits.
+    /// Returns a bitmap of the requester pages that may be used.
     pub(super) fn page_mask(self) -> u32 {
         (0..PAGES)
             .filter(|p| self.may_use(*p))
             .fold(0, |mask, p| mask | 1 << p)
     }
 
-    /// Returns the protection descriptor of the file's ports. Files with all rights have 0, like
-    /// the kernel's ports. Each other user has a unique descriptor, so that ports of different
-    /// users cannot communicate.
+    /// Returns the protection descriptor of the file's ports. Files with all rights have descriptor
+    /// 0, like the kernel's ports. Each other user has a unique descriptor, so that ports of
+    /// different users cannot communicate.
     pub(super) fn protection(self) -> u16 {
         match self.uid.wrapping_sub(self.first_user) as u16 {
             _ if self.has_all_rights() => 0,
@@ -121,7 +121,7 @@ impl Rights {
 /// constructors are inlined.
 static LOCK_NAME: &CStr = c"extoll_quota";
 
-/// VPIDs held by users.
+/// Numbers of VPIDs that users hold.
 #[pin_data]
 pub(super) struct Quota {
     limit: u32,
@@ -131,7 +131,7 @@ pub(super) struct Quota {
 
 struct User {
     uid: u32,
-    /// Number of VPIDs held, by unit.
+    /// Number of VPIDs that the user holds, by unit.
     held: [u32; 2],
     budget: Arc<Budget>,
     tables: Arc<TableAccount>,
@@ -149,7 +149,7 @@ impl Quota {
     }
 
     /// Claims a VPID for a user. Returns `None` for files with all rights, which are not counted,
-    /// and `EDQUOT` beyond the limit. `account` makes an account for a new user.
+    /// and `EDQUOT` above the limit. `account` makes an account for a new user.
     pub(super) fn claim(
         self: &Arc<Self>,
         unit: Unit,
@@ -164,7 +164,7 @@ impl Quota {
         }
         let uid = rights.uid;
         let mut users = self.users.lock();
-        // A user without VPIDs is kept while the interrupt budget counts or memory is in
+        // A user without VPIDs is kept while its interrupt budget is in use or its memory is in
         // quarantine.
         users.retain(|user| user.holds() || !user.budget.is_idle() || !user.tables.is_idle());
         let mut present = users.iter_mut().find(|user| user.uid == uid);
@@ -217,7 +217,7 @@ impl User {
     }
 }
 
-/// Claim of one VPID by a user, returned by drop.
+/// Claim of one VPID by a user. Drop returns the VPID to the user's quota.
 pub(super) struct QuotaClaim {
     quota: Arc<Quota>,
     uid: u32,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `/dev/extoll/extoll_rf_access`: registers of this and other nodes (docs/uapi.md), for the
-//! superuser.
+//! `/dev/extoll/extoll_rf_access`: access to registers of this and other nodes (docs/uapi.md). Only
+//! the superuser can open the file.
 //!
-//! Process context; a mutex per open file protects its settings and mappings.
+//! Process context. A mutex per open file protects its settings and mappings.
 
 use super::{get_u64, put_u64, OpenFile, Shared};
 use crate::{
@@ -33,7 +33,7 @@ const SET_READ_METHOD: u32 = _IOW::<u64>(MAGIC, 4);
 const SET_TIMEOUT: u32 = _IOW::<u64>(MAGIC, 5);
 
 const METHODS: [(u64, Method); 3] = [(0, Method::Rma), (1, Method::Smfu), (2, Method::Local)];
-/// Bits of the file position that hold the register's offset.
+/// Bits of the file position that contain the register's offset.
 const OFFSET_MASK: u64 = 0x3FF_FFFF;
 /// Number of pages of the register file.
 const PAGES: usize = RegOffset::WINDOW as usize / 4096;
@@ -53,7 +53,7 @@ pub(super) struct RfAccess {
     id: u64,
     shared: Arc<Shared>,
     space: Arc<Space>,
-    /// `None` after the NIC was detached.
+    /// `None` after the file was detached from the NIC.
     #[pin]
     state: Mutex<Option<State>>,
 }
@@ -65,7 +65,7 @@ fn number(method: Method) -> u64 {
         .map_or(2, |(n, _)| *n)
 }
 
-/// Converts errors: rejected arguments give `EFAULT`, as with the vendor's driver.
+/// Converts errors to those of the vendor's driver, which returns `EFAULT` for invalid arguments.
 fn errno(error: RraError) -> Error {
     match error {
         RraError::BadNode | RraError::BadOffset => EFAULT,
@@ -99,8 +99,8 @@ impl RfAccess {
         f((*guard).as_mut().ok_or(ENODEV)?)
     }
 
-    /// Returns method, time-out, node and register of the next access. `EFAULT` without a node,
-    /// unless the method accesses this node only.
+    /// Returns method, time-out in microseconds, node and register of the next access. Returns
+    /// `EFAULT` if no node was set, unless the method accesses only this node.
     fn target(
         &self,
         method: impl FnOnce(&State) -> Method,
@@ -173,7 +173,7 @@ impl Handler for RfAccess {
         }
     }
 
-    /// Sets the node from bits 47:32 and the register from bits 25:0.
+    /// Sets the node to bits 47:32 of the offset, and the register to bits 25:0.
     fn seek(&self, offset: i64) -> Result<i64> {
         self.with(|s| {
             s.node = Some(NodeId((offset >> 32) as u16));
@@ -207,13 +207,13 @@ impl Handler for RfAccess {
         Ok(8)
     }
 
-    /// Maps the whole local register file.
+    /// Maps the whole register file of this NIC.
     fn mmap(&self, new: NewMapping<'_>) -> Result {
         if new.pages() != PAGES {
             return Err(EINVAL);
         }
         let nic = &self.shared.nic;
-        // With the list locked, so that the mapping is in it before pages are revoked.
+        // Called with the list locked, so that the mapping is in the list before pages are revoked.
         self.with(|s| {
             let base = nic.alive_access().ok_or(ENODEV)?.windows.cpu.rf.0;
             let source = mmio::pages(base, RegOffset::WINDOW.into(), 0, PAGES, Cache::Uncached)?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `/dev/extoll/rma2`: one RMA port per open file, and the memory registered for it, with the
-//! vendor's ABI (docs/uapi.md).
+//! `/dev/extoll/rma2`: one RMA port per open file, and the memory that is registered for it, with
+//! the vendor's ABI (docs/uapi.md).
 //!
-//! Process context. Each open file has the mutex of its port, one for its regions, and one for its
+//! Process context. Each open file has a mutex for its port, one for its regions, and one for its
 //! entry in the quarantine.
 
 use super::{
@@ -63,7 +63,7 @@ const GET_HISTMODE: u32 = _IOR::<u32>(MAGIC, 25);
 
 /// Number of nodes that the vendor's driver reports.
 const NODES: u64 = 65_536;
-/// Page offsets of mmap for the state page.
+/// Page offsets at which mmap maps the state of the write-combining buffer.
 const STATE_OFFSETS: [usize; 2] = [0x20, 0x1];
 /// Size of the region structure in bytes, and offsets of its fields.
 const REGION_BYTES: usize = 80;
@@ -74,10 +74,10 @@ const REGION_SIZE: usize = 48;
 
 type Port = UserPort<Rma>;
 
-/// Region, with the reference that keeps its VPID.
+/// Region, with a reference that prevents the reuse of its VPID.
 type Registered = (Region, Arc<UserVpid<Rma>>);
 
-/// Registered memory by NLA.
+/// Registered memory, by NLA.
 struct Regions {
     /// `None` after closing has begun.
     tree: Option<RBTree<u64, Registered>>,
@@ -91,15 +91,15 @@ pub(super) struct Rma2 {
     port: Port,
     #[pin]
     regions: Mutex<Regions>,
-    /// Entry in the quarantine that records possible late answers when the port is closed. Only for
-    /// files that may post commands with bus addresses.
+    /// Entry in the quarantine, which records that late answers may come after the port was closed.
+    /// Only for files that may post commands with bus addresses.
     #[pin]
     late_answers: Mutex<Option<Batch>>,
 }
 
 impl Rma2 {
-    /// Opens a file. `EAGAIN` unless the network runs, except for the owner of the device node; see
-    /// [`UserPort::open`].
+    /// Opens a file. Returns `EAGAIN` if the network does not run, except for the owner of the
+    /// device node. Other errors are those of [`UserPort::open`].
     pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
         let rights = Rights::current(&shared.settings);
         if !shared.nic.status().is_up() && rights.uid != opening.owner() {
@@ -132,7 +132,8 @@ impl Rma2 {
         Ok(())
     }
 
-    /// Registers the memory that the structure at `arg` describes and stores its NLA there.
+    /// Registers the memory that the structure at `arg` describes, and stores its NLA in the
+    /// structure.
     fn register(&self, arg: usize) -> Result<isize> {
         let mut raw = region(arg)?;
         let start = field(&raw, REGION_START) as usize;
@@ -156,7 +157,8 @@ impl Rma2 {
             let mut regions = self.regions.lock();
             match regions.tree.as_mut() {
                 Some(tree) => drop(tree.insert(node)),
-                // Closed by another thread. The region ends before the port's VPID can be reused.
+                // Another thread has closed the port. The region must end before the port's VPID
+                // can be reused.
                 None => {
                     drop(regions);
                     let (_, (region, _lease)) = node.to_key_value();
@@ -190,7 +192,7 @@ impl Rma2 {
     }
 }
 
-/// Copies the region structure from the process. `EFAULT`.
+/// Copies the region structure from address `arg` of the process. Returns `EFAULT` on failure.
 fn region(arg: usize) -> Result<[u8; REGION_BYTES]> {
     let mut raw = [0; REGION_BYTES];
     UserSlice::new(UserPtr::from_addr(arg), REGION_BYTES)
@@ -199,7 +201,7 @@ fn region(arg: usize) -> Result<[u8; REGION_BYTES]> {
     Ok(raw)
 }
 
-/// Returns the quadword at `offset`.
+/// Returns the quadword at byte `offset` of the structure.
 fn field(raw: &[u8; REGION_BYTES], offset: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&raw[offset..offset + 8]);
@@ -212,12 +214,13 @@ impl OpenFile for Rma2 {
             let tree = self.regions.lock().tree.take();
             if let Some(tree) = &tree {
                 let regions = || tree.values().map(|(region, _)| region);
-                // Memory that the NIC does not confirm stays in quarantine.
+                // If the NIC does not confirm the end of a region, its memory stays in quarantine.
                 let _ = self.port.nic().atu().revoke_all(regions);
             }
             drop(tree);
         });
-        // Recorded at closing, so that the next binding of the driver knows of it, too.
+        // Recorded when the port is closed, so that the driver's next binding knows of possible
+        // late answers.
         let late_answers = self.late_answers.lock().take();
         if let Some(batch) = late_answers {
             batch.hold(self.port.shared.settings.process_quarantine_ms);
@@ -229,7 +232,7 @@ impl OpenFile for Rma2 {
     }
 }
 
-/// Registers with the history mode of requester, responder and completer.
+/// Registers that control the history mode of requester, responder and completer.
 const HISTORY: [RegOffset; 3] = [
     rma::REQUESTER_ERROR_CTRL,
     rma::RESPONDER_ERROR_CTRL,
@@ -237,7 +240,7 @@ const HISTORY: [RegOffset; 3] = [
 ];
 
 impl Rma2 {
-    /// Changes the VPID's entry in the VPID table. For files with all rights only.
+    /// Changes the VPID's entry in the VPID table. Only for files with all rights.
     fn set_entry(&self, f: impl FnOnce(VpidTable) -> VpidTable) -> Result<isize> {
         self.port.set(|hw, vpid| update_entry(hw, vpid, f))
     }
@@ -301,7 +304,7 @@ impl Handler for Rma2 {
                     .with_tph((value >> 8) as u8 & 3)
                     .with_th_enable(value >> 10 & 1 != 0)
             }),
-            // The vendor's driver returns no more than the steering tag either.
+            // Like the vendor's driver, this returns only the steering tag.
             GET_TPHBITS => self.get_entry(arg, |v| v.steering_tag().into()),
             SET_HISTMODE => port.set(|hw, _| {
                 for (bit, reg) in HISTORY.into_iter().enumerate() {
@@ -314,7 +317,7 @@ impl Handler for Rma2 {
                 let on = |(bit, reg)| u64::from(ErrorCtrl(hw.rf.read(reg)).history_mode()) << bit;
                 HISTORY.into_iter().enumerate().map(on).sum()
             }),
-            // Undefined commands succeed.
+            // Undefined commands succeed without effect.
             _ => Ok(0),
         }
     }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! `/dev/extoll/smfu2`: the window to other nodes' memory and the memory exported here
+//! `/dev/extoll/smfu2`: the window to memory of other nodes, and the memory that this node exports
 //! (docs/uapi.md).
 //!
 //! The window and the exported memory are not divided among processes. A mapping of the window
-//! gives access to all intervals, including those of the kernel and remote register files. Only
-//! files with all rights can therefore map it.
+//! gives access to all intervals, including those of the kernel and of remote register files.
+//! Therefore only files with all rights can map it.
 //!
-//! Process context; a mutex per open file protects its mappings.
+//! Process context. A mutex per open file protects its mappings.
 
 use super::{policy::Rights, put_u64, OpenFile, Shared};
 use crate::mmio;
@@ -35,13 +35,13 @@ pub(super) struct Smfu2 {
     shared: Arc<Shared>,
     rights: Rights,
     space: Arc<Space>,
-    /// `None` after the NIC was detached.
+    /// `None` after the file was detached from the NIC.
     #[pin]
     mappings: Mutex<Option<KVec<Arc<Mapping>>>>,
 }
 
 impl Smfu2 {
-    /// Opens a file; `EAGAIN` unless the network runs.
+    /// Opens a file. Returns `EAGAIN` if the network does not run.
     pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
         if !shared.nic.status().is_up() {
             return Err(EAGAIN);
@@ -102,7 +102,7 @@ impl Handler for Smfu2 {
         self.rights.require_privilege()?;
         let nic = &self.shared.nic;
         let pages = new.pages();
-        // Held until the mapping is in the list, so that it is revoked when the files are detached.
+        // Locked until the mapping is in the list, so that it is revoked when the file is detached.
         let mut mappings = self.mappings.lock();
         let list = (*mappings).as_mut().ok_or(ENODEV)?;
         if !nic.is_alive() {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Interrupts of a process's port: wake-up of waiting threads, and a limit of the interrupt rate.
+//! Interrupts of a process's port: wakes waiting threads, and limits the interrupt rate.
 //!
 //! A process re-arms the interrupt of its VPID by a store to the page with its read pointer (HW
-//! §6.5), at any rate, and no hardware limits it. The driver therefore limits the interrupts of a
-//! port, and of all ports of a user, per [`WINDOW_MS`]. If there are more, it unmaps that page for
-//! [`PAUSE_MS`]. Stores to the page wait in the page fault, and ioctls that arm take effect at the
-//! end of the pause. Then all waiting threads are woken to poll, because events during the pause
-//! raised no interrupt.
+//! §6.5). The hardware does not limit the rate of such stores. The driver therefore limits the
+//! interrupts per [`WINDOW_MS`] of a port, and of all ports of a user. If there are more, it unmaps
+//! the page for [`PAUSE_MS`]. During this pause, stores to the page wait in the page fault, and
+//! ioctls that arm take effect at its end. Then all waiting threads are woken to poll, because
+//! events during the pause raised no interrupt.
 //!
-//! The mutex `pause` protects the pause; it is taken with the port's mutex held. The interrupt
-//! handler only counts, wakes, and queues the work item.
+//! The mutex `pause` protects the state of the pause. It is acquired with the port's mutex held.
+//! The interrupt handler only counts interrupts, wakes threads, and queues the work item.
 
 use super::{policy::Settings, port::UserQueue};
 use crate::{
@@ -42,14 +42,14 @@ use wire::{
     regs::BqRegs,
 };
 
-/// Time over which interrupts are counted, in milliseconds.
+/// Time in milliseconds over which interrupts are counted.
 const WINDOW_MS: u32 = 100;
 /// Length of a pause in milliseconds.
 const PAUSE_MS: u32 = 100;
-/// Marks the absence of a slot.
+/// Value that stands for no slot.
 const NONE: u32 = u32::MAX;
-/// Number of pages that are unmapped: the page of the read pointer is the first of a queue's
-/// mapping.
+/// Number of pages that are unmapped during a pause. The page of the read pointer is the first page
+/// of a queue's mapping.
 const RP_PAGES: usize = 1;
 
 /// Handling of the interrupts of a process's port.
@@ -61,18 +61,18 @@ pub(super) struct UserWatch {
     settings: Settings,
     stats: Arc<PortStats>,
     pub(super) changed: PollCondVarBox,
-    /// Set by an interrupt since the process armed; the interrupt is then masked.
+    /// Set by an interrupt, which is then masked; cleared when the process arms it.
     interrupted: AtomicFlag,
-    /// Interrupts of this port, and of all ports of its user.
+    /// Interrupt count of this port; `all` is the count of all ports of its user.
     own: Budget,
     all: Option<Arc<Budget>>,
-    /// Set from the request of a pause until its end.
+    /// Set from the request of a pause until the end of that pause.
     pause_requested: AtomicFlag,
-    /// Read pointer last stored by [`UserWatch::arm`], or [`NONE`].
+    /// Read pointer that [`UserWatch::arm`] stored last, or [`NONE`].
     stored: Atomic<u32>,
-    /// Number of consecutive failures to arm the interrupt.
+    /// Number of consecutive attempts to arm the interrupt that failed.
     refused: Atomic<u32>,
-    /// State of the pause. Taken with the port's mutex held, never in the opposite order.
+    /// State of the pause. Acquired with the port's mutex held, never in the opposite order.
     #[pin]
     pause: Mutex<Pause>,
     #[pin]
@@ -81,7 +81,7 @@ pub(super) struct UserWatch {
 
 /// Count of interrupts in windows of [`WINDOW_MS`].
 pub(super) struct Budget {
-    /// Start of the current window, and interrupts since then.
+    /// Start of the current window; `count` is the number of interrupts since then.
     window: AtomicTime,
     count: Atomic<u32>,
 }
@@ -94,7 +94,7 @@ impl Budget {
         }
     }
 
-    /// Returns whether its window and a possible pause have passed.
+    /// Returns whether the window, and a pause that may follow it, have passed.
     pub(super) fn is_idle(&self) -> bool {
         now().since(self.window.load()) > ticks(WINDOW_MS + PAUSE_MS)
     }
@@ -104,7 +104,7 @@ impl Budget {
         self.count.store(0, Relaxed);
     }
 
-    /// Counts an interrupt; returns true if the count exceeds `limit` per second (0: unlimited).
+    /// Counts an interrupt. Returns whether the count exceeds `limit` per second; 0 sets no limit.
     /// Concurrent calls may count a few interrupts in the wrong window. Any context.
     fn is_exceeded(&self, limit: u32) -> bool {
         if now().since(self.window.load()) >= ticks(WINDOW_MS) {
@@ -117,11 +117,11 @@ impl Budget {
 
 struct Pause {
     active: bool,
-    /// Start of the pause.
+    /// Start time of the pause.
     since: Time,
-    /// Set if the process requested to arm during the pause.
+    /// Set if the process tried to arm the interrupt during the pause.
     arm: bool,
-    /// Mapping of the port's queue in the process, and its memory.
+    /// The process's mapping of the port's queue, and the queue.
     queue: Option<(Arc<Mapping>, Arc<UserQueue>)>,
 }
 
@@ -138,7 +138,7 @@ impl WorkItem for UserWatch {
             this.pause(&mut pause);
         }
         if pause.active {
-            // The work item may have been queued early, for another check.
+            // The work item may have been queued early, for a check of the queue.
             let remainder = ticks(PAUSE_MS).saturating_sub(now().since(pause.since));
             if remainder == 0 {
                 this.resume(&mut pause);
@@ -152,13 +152,13 @@ impl WorkItem for UserWatch {
     }
 }
 
-/// Waits until a store to `reg` has arrived. Entries written before an arming store may raise no
-/// interrupt (G7). They have arrived in the queue when the read returns.
+/// Waits until a store to `reg` has arrived. Entries that the NIC wrote before an arming store may
+/// raise no interrupt (G7). They are in the queue when the read returns.
 fn settle(hw: &Hw, reg: RegOffset) {
     hw.rf.read(reg);
 }
 
-/// Client of the VPID.
+/// Client of the VPID's interrupts.
 struct Listener(Arc<UserWatch>);
 
 impl Client for Listener {
@@ -178,8 +178,8 @@ impl Client for Listener {
 }
 
 impl UserWatch {
-    /// Makes the handling for a VPID that the caller owns; it starts with [`UserWatch::listen`].
-    /// May sleep.
+    /// Makes the object for a VPID that the caller owns. It takes effect with
+    /// [`UserWatch::listen`]. May sleep.
     pub(super) fn new(
         base: &PortBase,
         vpid: Vpid,
@@ -237,20 +237,20 @@ impl UserWatch {
             mapping.withhold(RP_PAGES);
         }
         self.stored.store(NONE, Relaxed);
-        // A pause ended before the queue was recorded.
+        // A pause has ended before the queue was recorded, so its deferred arming is done here.
         if !pause.active && core::mem::take(&mut pause.arm) {
             self.retrigger(&queue);
         }
         pause.queue = Some((mapping, queue));
     }
 
-    /// Forgets the queue, which is about to be destroyed.
+    /// Forgets the queue, because it is about to be destroyed.
     pub(super) fn forget(&self) {
         self.pause.lock().queue = None;
     }
 
-    /// Calls `f` to make a queue; its argument says whether it may arm the interrupt. During a
-    /// pause, arming is deferred to the end.
+    /// Calls `f`, which makes a queue. The argument of `f` says whether `f` may arm the interrupt.
+    /// During a pause, arming is deferred to the end of the pause.
     pub(super) fn arming(&self, f: impl FnOnce(bool) -> Result) -> Result {
         let mut pause = self.pause.lock();
         pause.arm |= pause.active;
@@ -258,7 +258,7 @@ impl UserWatch {
     }
 
     /// Writes the read pointer for the process. During a pause, the interrupt stays masked until
-    /// the end. `ENODEV`.
+    /// the end of the pause. Returns `ENODEV` if the device was removed.
     pub(super) fn store_rp(&self, rp: Rp) -> Result {
         let mut pause = self.pause.lock();
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
@@ -279,15 +279,16 @@ impl UserWatch {
         }
     }
 
-    /// Arms the interrupt for entries from `slot` on. Returns true instead if the queue holds an
-    /// entry there, so that there is no need to wait. During a pause, the interrupt stays masked
-    /// until the end. `ENODEV`.
+    /// Arms the interrupt for entries from `slot` on. If the slot already contains an entry,
+    /// returns true and does not arm, because the process need not wait. During a pause, the
+    /// interrupt stays masked until the end of the pause. Returns `ENODEV` if the device was
+    /// removed.
     ///
     /// Storing the unchanged read pointer again may clear the NIC's flag that the queue is full
-    /// (G10). It is therefore not stored if half of the queue has been written or may be in flight.
-    /// Returns true in this case, too, and wakes waiting threads a little later. Bottom halves are
-    /// disabled between the check and the store, so less than half of a queue can arrive in
-    /// between.
+    /// (G10). The pointer is therefore not stored if half of the queue has been written or may be
+    /// in flight. In this case the function also returns true, and wakes waiting threads a little
+    /// later. Bottom halves are disabled between the check and the store, so that less than half of
+    /// a queue can arrive between them.
     pub(super) fn arm(self: &Arc<Self>, slot: u32, queue: &UserQueue) -> Result<bool> {
         let holds = || queue.status(slot) != 0;
         if holds() {
@@ -296,7 +297,7 @@ impl UserWatch {
         let mut pause = self.pause.lock();
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
         let old = Rp(hw.rf.read(BqRegs(self.table.unit()).rp(self.vpid))).lrp();
-        // The pointer does not go backwards if a program leaves no slot unused.
+        // If a program leaves no slot unused, the pointer stays where it is and does not move back.
         let rp = if old == slot {
             slot
         } else {
@@ -319,9 +320,9 @@ impl UserWatch {
         Ok(false)
     }
 
-    /// Re-arms if the armed interrupt has come, because it may have been for an entry that the
-    /// process had consumed before (G7). No interrupt would announce later entries. Returns true if
-    /// it re-armed: check the queue again.
+    /// Re-arms the interrupt if it was raised, because it may have reported an entry that the
+    /// process had already consumed (G7). No interrupt would then report later entries. Returns
+    /// whether it re-armed. In that case the caller must check the queue again.
     pub(super) fn renew(self: &Arc<Self>) -> bool {
         if !self.interrupted.load(Relaxed) {
             return false;
@@ -331,9 +332,9 @@ impl UserWatch {
         if pause.active {
             pause.arm = true;
         } else if let Some((mapping, queue)) = &pause.queue {
-            // No register is known that only arms (HW §6.5), so the read pointer is read and
-            // written back. The page is unmapped so that a store of the process in between is not
-            // undone.
+            // No known register only arms the interrupt (HW §6.5), so the read pointer is read and
+            // written back. The page is unmapped until then, because a store of the process between
+            // the two accesses would be undone.
             mapping.withhold(RP_PAGES);
             self.retrigger(queue);
             mapping.give_back();
@@ -342,10 +343,10 @@ impl UserWatch {
     }
 
     /// Unmasks the interrupt without moving the read pointer. The caller prevents other writes to
-    /// it. Like [`UserWatch::arm`], it does not store if the queue may become full; the process is
+    /// it. Like [`UserWatch::arm`], does not store if the queue may become full. The process is
     /// then woken a little later and finds the entries.
     ///
-    /// Does not rely on single slots, because the process may be consuming at the same time.
+    /// Does not rely on the state of single slots, because the process may be consuming entries.
     fn retrigger(self: &Arc<Self>, queue: &UserQueue) {
         let Some(hw) = self.ctx.alive_access() else {
             return;
@@ -363,26 +364,26 @@ impl UserWatch {
         }
     }
 
-    /// Returns true if all slots are free, and `rp` is not the pointer that was stored last. The
-    /// read and write pointers of an empty queue are equal if a process leaves no slot unused. May
+    /// Returns whether all slots are free and `rp` is not the pointer that was stored last. If a
+    /// process leaves no slot unused, the read and write pointers of an empty queue are equal. May
     /// take some milliseconds.
     fn looks_empty(&self, queue: &UserQueue, rp: u32) -> bool {
         rp != self.stored.load(Relaxed) && (0..queue.slots()).all(|slot| queue.status(slot) == 0)
     }
 
-    /// Returns true if the unchanged read pointer may be stored again.
+    /// Returns whether the unchanged read pointer may be stored again.
     fn may_store(&self, hw: &Hw, queue: &UserQueue, rp: u32, looks_empty: bool) -> bool {
         let wp = self.write_pointer(hw);
         may_store_again(queue.slots(), rp, wp) || looks_empty && wp == rp
     }
 
-    /// Returns whether arming has failed [`quirks::MAX_REFUSED_ARMINGS`] times in a row, which
-    /// means that an entry is missing.
+    /// Returns whether arming has failed [`quirks::MAX_REFUSED_ARMINGS`] times in a row. An entry
+    /// is then missing.
     pub(super) fn is_stuck(&self) -> bool {
         self.refused.load(Relaxed) >= quirks::MAX_REFUSED_ARMINGS
     }
 
-    /// Wakes waiting threads a little later, to check and arm again.
+    /// Wakes waiting threads a little later, so that they check the queue and arm again.
     fn recheck_soon(self: &Arc<Self>) {
         self.interrupted.store(true, Relaxed);
         self.refused.fetch_add(1, Relaxed);
@@ -394,7 +395,7 @@ impl UserWatch {
         WritePointers(hw.rf.read(reg)).lwp()
     }
 
-    /// Counts an interrupt; returns true if it exceeds a limit and no pause is pending yet.
+    /// Counts an interrupt. Returns whether it exceeds a limit and a pause must be requested.
     fn is_too_much(&self) -> bool {
         let settings = &self.settings;
         let own = self.own.is_exceeded(settings.user_interrupts);

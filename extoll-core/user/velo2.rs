@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! `/dev/extoll/velo2`: one VELO port per open file, with the vendor's ABI (docs/uapi.md). Process
-//! context; takes the mutex of the port.
+//! context. Acquires the mutex of the port.
 
 use super::{policy::Rights, port::UserPort, put_u64, OpenFile, Shared};
 use crate::{
@@ -45,7 +45,7 @@ const GET_SLOT_SIZE: u32 = _IOR::<u32>(MAGIC, 21);
 
 /// Number of nodes that the vendor's driver reports.
 const NODES: u64 = 1024;
-/// Traffic class of the mapped requester page.
+/// Traffic class of the requester page that can be mapped.
 const TRAFFIC_CLASS: u8 = 0;
 
 type Port = UserPort<Velo>;
@@ -59,7 +59,8 @@ pub(super) struct Velo2 {
 }
 
 impl Velo2 {
-    /// Opens a file. `EAGAIN` unless the network runs; see [`UserPort::open`].
+    /// Opens a file. Returns `EAGAIN` if the network does not run. Other errors are those of
+    /// [`UserPort::open`].
     pub(super) fn open(shared: &Arc<Shared>, id: u64, opening: &Opening) -> Result<Arc<Self>> {
         if !shared.nic.status().is_up() {
             return Err(EAGAIN);
@@ -129,7 +130,8 @@ impl Handler for Velo2 {
             GET_PROCNUM => put_u64(arg, Vpid::COUNT.into()),
             GET_NODENUM => put_u64(arg, NODES),
             GET_SLOT_SIZE => put_u64(arg, port.nic().velo().slot_size().bytes().into()),
-            // Commands without effect, and undefined ones, succeed.
+            // Undefined commands, and commands that this driver does not support, succeed without
+            // effect.
             _ => Ok(0),
         }
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Receiving half of a VELO port: polling of the mailbox and arming of its interrupt.
+//! Receiving half of a VELO port, which polls the mailbox and arms its interrupt.
 //!
-//! The mailbox has one consumer and needs no lock. Any context, but for `close`.
+//! The mailbox has one consumer and needs no lock. All functions except `close` run in any context.
 
 use super::{Handle, SlotSize, Status, MAX_LEN};
 use crate::{
@@ -14,18 +14,18 @@ use core::ops::ControlFlow;
 use kernel_ext::{barrier, trace};
 use wire::words::scatter;
 
-/// Maximum number of slots per message.
+/// Maximum number of slots that a message occupies.
 const MAX_SLOTS: usize = 3;
 
-/// Fragment of a message: its slot, and the index of the first word in the slot.
+/// Fragment of a message: its slot, and the index of its first word in the slot.
 type Fragment<'a> = Option<(Slot<'a>, usize)>;
 
-/// Received message. It is still in its mailbox; the methods copy from there.
+/// Received message. It stays in its mailbox, and the methods copy data from there.
 pub struct Message<'a> {
-    /// Sender, tags, length.
+    /// Sender, tags and length of the message.
     pub status: Status,
     fragments: [Fragment<'a>; MAX_SLOTS],
-    /// Number of words in each fragment except the last.
+    /// Number of payload words in each fragment except the last.
     fragment_words: usize,
 }
 
@@ -40,14 +40,14 @@ impl Message<'_> {
         self.len() == 0
     }
 
-    /// Copies the start of the payload to `to`, limited to its length. Returns the number of bytes
-    /// copied.
+    /// Copies the start of the payload to `to`, limited to the length of `to`. Returns the number
+    /// of bytes copied.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         self.copy_from(0, to)
     }
 
-    /// Copies the payload from byte `from` on to `to`, limited to its length. Returns the number of
-    /// bytes copied.
+    /// Copies the payload from byte `from` on to `to`, limited to the length of `to`. Returns the
+    /// number of bytes copied.
     pub fn copy_from(&self, from: usize, to: &mut [u8]) -> usize {
         let n = self.len().saturating_sub(from).min(to.len());
         if let Some(to) = to.get_mut(..n) {
@@ -66,14 +66,14 @@ impl Message<'_> {
         done
     }
 
-    /// Returns payload quadword `index`: bytes beyond the length are unspecified, words beyond the
-    /// message 0.
+    /// Returns quadword `index` of the payload. Bytes beyond the length are unspecified. Words
+    /// beyond the message are 0.
     #[inline]
     pub fn word(&self, index: usize) -> u64 {
         if 8 * index >= self.len() {
             return 0;
         }
-        // Fast path: most messages have one fragment.
+        // This is the fast path, because most messages have one fragment.
         if let (true, [Some((slot, first)), ..]) = (index < self.fragment_words, &self.fragments) {
             return slot.word(first + index);
         }
@@ -99,7 +99,7 @@ pub struct Mailbox {
 
 enum Step {
     Message,
-    /// A message was processed, and the poll ends.
+    /// A message was processed, and the closure ended the poll.
     Last(Stop),
     Bad,
     Nothing,
@@ -114,10 +114,11 @@ impl Mailbox {
         }
     }
 
-    /// Processes up to `budget` messages with `f` and returns their number. The number is smaller
-    /// than `budget` if the mailbox is empty or `f` stopped. A message whose slots stay empty
-    /// although the NIC wrote them is skipped. Accesses registers only to update the read pointer
-    /// from time to time, and to poll the write pointer while the mailbox is empty. Any context.
+    /// Processes up to `budget` messages with `f` and returns their number. It is smaller than
+    /// `budget` if the mailbox is empty or `f` stopped the poll. A message whose slots stay empty
+    /// although the NIC wrote them is skipped. Registers are accessed only to update the read
+    /// pointer from time to time, and to read the write pointer while the mailbox is empty. Any
+    /// context.
     ///
     /// `f` returns `()`, or a [`ControlFlow`] that stops the poll:
     ///
@@ -146,7 +147,7 @@ impl Mailbox {
         let mut done = 0;
         while done < budget {
             match self.step(&mut f) {
-                // Bad messages count, so that a flood of them ends the poll.
+                // Invalid messages are counted, so that a flood of them ends the poll.
                 Step::Message | Step::Bad => done += 1,
                 Step::Last(Stop::Consumed) => {
                     done += 1;
@@ -161,27 +162,28 @@ impl Mailbox {
         done
     }
 
-    /// Drops the mailbox and waits like [`Sender::close`](super::Sender::close). May sleep, for
-    /// some 100 ms.
+    /// Drops the mailbox. If it is the last handle of the port, waits until the port is closed,
+    /// like [`Sender::close`](super::Sender::close). May sleep for some 100 ms.
     pub fn close(self) {
         let Self { port, consumer, .. } = self;
         drop(consumer);
         port.close();
     }
 
-    /// Returns the number of slots that the NIC has written and that were not read. The number of
-    /// waiting messages is not greater. Reads a register. Any context.
+    /// Returns the number of slots that the NIC has written and that were not read. It is at least
+    /// the number of waiting messages. Reads a register. Any context.
     pub fn unread_slots(&self) -> usize {
         self.consumer.unread() as usize
     }
 
-    /// Returns true if a message is in the mailbox. No register access. Any context.
+    /// Returns whether a message is in the mailbox. No register access. Any context.
     pub fn pending(&self) -> bool {
         self.ready().is_some()
     }
 
-    /// Arms the port's interrupt after the mailbox was found empty. If it returns true, a message
-    /// has arrived: poll again, because its interrupt may not come (G7). Any context.
+    /// Arms the port's interrupt after the mailbox was found empty. Returns whether a message has
+    /// arrived. The caller must then poll again, because the interrupt for it may not be raised
+    /// (G7). Any context.
     #[must_use]
     pub fn rearm(&mut self) -> bool {
         let port = &self.port;
@@ -189,8 +191,8 @@ impl Mailbox {
         self.pending()
     }
 
-    /// Returns the number of slots of the message with status word `raw`; 1 if the word is
-    /// malformed.
+    /// Returns the number of slots of the message with status word `raw`; 1 if the status word is
+    /// invalid.
     fn slots_of(&self, raw: u64) -> u32 {
         match Status::decode(raw) {
             Ok(Some(status)) => self.slot_size.slots_for(status.len),
@@ -221,8 +223,9 @@ impl Mailbox {
         let raw = queue.status(first);
         let slots = if raw == 0 {
             let empty = self.consumer.run_of_empty(queue, overdue);
-            // With 64-byte slots, the next filled slot may be a continuation of a long message, and
-            // no slot tells which. The NIC's write pointer marks the start of a message.
+            // With 64-byte slots, the next filled slot may be the continuation of a long message,
+            // and its content does not show this. The NIC's write pointer points to the start of a
+            // message.
             match self.slots_of(queue.status(queue.next(first, empty))) {
                 1 => empty,
                 _ => overdue,

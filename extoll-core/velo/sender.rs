@@ -2,7 +2,7 @@
 
 //! Sending half of a VELO port.
 //!
-//! Sending works in any context and takes the port's spinlock, which disables interrupts.
+//! Sending works in any context and acquires the port's spinlock, which disables interrupts.
 
 use super::{Handle, Mtt, Target, CLASSES};
 use crate::{context::Context, stats::PortStats, tx::SendError, vpid::Client};
@@ -17,10 +17,10 @@ use wire::{
 /// Default traffic class, which the vendor's kernel modules use (HW §9.1).
 pub const DEFAULT_CLASS: u8 = 2;
 
-/// Message header: everything except the payload.
+/// Message header, i.e. all parameters except the payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// Node or multicast group.
+    /// Receiving node or multicast group.
     pub target: Target,
     /// Receiving VPID.
     pub vpid: Vpid,
@@ -78,7 +78,7 @@ impl Sender {
         self.port.core().vpid()
     }
 
-    /// Returns the NIC's context: identity, status, liveness.
+    /// Returns the NIC's context: its identity, status and liveness.
     pub fn context(&self) -> &Arc<Context> {
         self.port.core().ctx()
     }
@@ -88,58 +88,59 @@ impl Sender {
         self.port.core().stats()
     }
 
-    /// Sets the client for interrupts and for room to send. Replaces an earlier client, which is
-    /// not called after this returns. Call [`Mailbox::rearm`](super::Mailbox::rearm) afterwards.
-    /// Any context in which the earlier client may be dropped; must not be called from a client's
-    /// method.
+    /// Sets the client, which is called for interrupts and when messages can be sent again. It
+    /// replaces the earlier client, which is not called after this function returns. The caller
+    /// must call [`Mailbox::rearm`](super::Mailbox::rearm) afterwards. Any context in which the
+    /// earlier client may be dropped. Must not be called from a method of a client.
     pub fn attach(&self, client: Arc<dyn Client>) {
         self.port.core().set_client(Some(client));
     }
 
-    /// Removes the client, which is not called after this returns. Any context in which the client
-    /// may be dropped; must not be called from a client's method.
+    /// Removes the client, which is not called after this function returns. Any context in which
+    /// the client may be dropped. Must not be called from a method of a client.
     pub fn detach(&self) {
         self.port.core().set_client(None);
     }
 
-    /// Returns the number of messages that can be sent according to the last known state. No
+    /// Returns the number of messages that can be sent according to the NIC's last known state. No
     /// register access. Any context.
     pub fn room(&self) -> usize {
         self.port.tx.credit()
     }
 
-    /// Returns the number of messages sent since the port was opened, and the number of those that
-    /// will not be sent again. No register access. Any context.
+    /// Returns the number of messages sent since the port was opened, and how many of them will not
+    /// be sent again. No register access. Any context.
     pub fn progress(&self) -> (u64, u64) {
         self.port.tx.progress()
     }
 
-    /// Ensures that the next `n` (maximum 255) sends do not fail for lack of credit, provided that
-    /// this is the only sender. Reads a register only if the last known credit does not suffice.
-    /// Any context.
+    /// Ensures that the next `n` sends (maximum 255) do not fail for lack of credit, provided that
+    /// no other thread sends. Reads a register only if the last known credit does not suffice. Any
+    /// context.
     ///
     /// # Errors
     ///
-    /// As for [`Sender::send`]. After `Full` and `Retry`, [`Client::writable`] is called once there
-    /// is room for `n`, possibly before this returns.
+    /// The errors of [`Sender::send`]. After `Full` and `Retry`, [`Client::writable`] is called
+    /// when there is credit for `n` messages, possibly before this function returns.
     pub fn reserve(&self, n: usize) -> Result<(), SendError> {
         self.port.tx.reserve(n)
     }
 
-    /// Sends one message of 1…120 bytes. Any context; takes a spinlock that disables interrupts.
+    /// Sends one message of 1…120 bytes. Any context; acquires a spinlock that disables interrupts.
     ///
     /// # Errors
     ///
-    /// `Full`: no credit. `Retry`: dropped messages are being sent again. In both cases nothing was
-    /// sent and [`Client::writable`] follows, possibly before this returns. `Down`: permanent.
-    /// `Invalid`: length not in 1…120, or class not in 0…3.
+    /// `Full`: no credit. `Retry`: dropped messages are being sent again. In both cases the message
+    /// was not sent, and [`Client::writable`] is called later, possibly before this function
+    /// returns. `Down`: the port cannot be used any more. `Invalid`: the length is not in 1…120, or
+    /// the class not in 0…3.
     #[inline]
     pub fn send(&self, header: Header, payload: &[u8]) -> Result<(), SendError> {
         self.send_gathered(header, &[payload])
     }
 
-    /// Like [`Sender::send`], with a payload in fragments, which are written to the NIC without an
-    /// intermediate copy.
+    /// Sends a message like [`Sender::send`]. The payload is in fragments, which are written to the
+    /// NIC without an intermediate copy.
     ///
     /// ```
     /// use extoll_core::velo::{Header, SendError, Sender};
@@ -149,12 +150,12 @@ impl Sender {
     /// }
     /// ```
     ///
-    /// # Errors
+    /// The errors of [`Sender::send`]. The limits apply to the total length.
     ///
     /// As for [`Sender::send`], for the total length.
     #[inline]
     pub fn send_gathered(&self, header: Header, payload: &[&[u8]]) -> Result<(), SendError> {
-        // The sum saturates, because such a length is invalid anyway.
+        // The sum saturates, because a saturated length is invalid.
         let len = payload
             .iter()
             .fold(0usize, |len, part| len.saturating_add(part.len()));
@@ -162,7 +163,8 @@ impl Sender {
         let page = RequesterAddr::page(self.vpid(), header.class).encode();
         let number = self.port.tx.post(|packet| {
             packet.page = page;
-            // The remainder of the last word is 0, so that no memory content leaks (EXT-Eth rule).
+            // The remainder of the last word is 0, so that no memory contents leak (a rule of
+            // Ethernet over Extoll).
             if let Some((first, rest)) = packet.words.split_first_mut() {
                 *first = descriptor;
                 packet.len = 1 + gather(rest, payload.iter().copied()) as u8;
@@ -182,17 +184,18 @@ impl Sender {
         );
     }
 
-    /// Drops this half; if it is the last handle of the port, waits until the port is closed. The
-    /// VPID can then be opened again, unless messages are still pending (reason 34). May sleep, for
+    /// Drops this half. If it is the last handle of the port, waits until the port is closed. The
+    /// VPID can then be opened again, unless messages are still pending (reason 34). May sleep for
     /// some 100 ms.
     pub fn close(self) {
         self.port.close();
     }
 
-    /// Checks whether messages were dropped, and resends them as far as possible. For callers that
-    /// keep work items from running while they wait for the port: with interrupts disabled on the
-    /// only CPU (netpoll). Must be called repeatedly, some microseconds apart. Clients are not
-    /// called, so the caller retries its send. Any context; may log.
+    /// Checks whether messages were dropped, and resends them as far as possible. This is for
+    /// callers that prevent work items from running while they wait for the port, i.e. with
+    /// interrupts disabled on the only CPU (netpoll). It must be called repeatedly, some
+    /// microseconds apart. Clients are not called, so the caller retries its send. Any context; may
+    /// log.
     pub fn poll(&self) {
         self.port.tx.poll();
     }

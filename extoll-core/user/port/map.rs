@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Mappings of a process's port: requester pages, state of the write-combining buffer, queue.
+//! Mappings of a process's port: requester pages, state of the write-combining buffer, and queue.
 //!
-//! Process context with the mmap lock held; takes the mutex of the port.
+//! Process context with the mmap lock held. Acquires the mutex of the port.
 
 use super::{OpenPort, UserPort, UserQueue};
 use crate::{mmio, port::PortUnit};
@@ -17,7 +17,7 @@ use wire::{
     regs::{wcbuf, BqRegs},
 };
 
-/// Returns a page of the register file.
+/// Returns the page of the register file that contains `reg`.
 fn registers(windows: &CpuWindows, reg: RegOffset) -> Result<Part> {
     let size = RegOffset::WINDOW.into();
     let source = mmio::pages(windows.rf.0, size, reg.get().into(), 1, Cache::Uncached)?;
@@ -30,7 +30,7 @@ impl<U: PortUnit> UserPort<U> {
         registers(windows, wcbuf::state(U::UNIT, vpid))
     }
 
-    /// Returns requester page `index`; `EINVAL` if there is no such page.
+    /// Returns requester page `index`, or `EINVAL` if there is no such page.
     pub(in crate::user) fn requester(windows: &CpuWindows, vpid: Vpid, index: u8) -> Result<Part> {
         let window = match U::UNIT {
             Unit::Velo => windows.velo,
@@ -46,7 +46,8 @@ impl<U: PortUnit> UserPort<U> {
         Ok(self.nic().alive_access().ok_or(ENODEV)?.windows.cpu)
     }
 
-    /// Maps `pages` pages that `f` collects. `EINVAL` for another length.
+    /// Maps the `pages` pages that `f` collects. Returns `EINVAL` if the mapping has another
+    /// length.
     pub(in crate::user) fn map(
         &self,
         new: NewMapping<'_>,
@@ -63,7 +64,7 @@ impl<U: PortUnit> UserPort<U> {
         })
     }
 
-    /// Like [`UserPort::map`], for the requester.
+    /// Maps the requester like [`UserPort::map`], and records that the process can send.
     pub(in crate::user) fn map_requester(
         &self,
         new: NewMapping<'_>,
@@ -77,7 +78,7 @@ impl<U: PortUnit> UserPort<U> {
         self.map(new, pages, f)
     }
 
-    /// Makes a new queue of the sizes that the process has set, and maps it after the page with its
+    /// Makes a new queue with the sizes that the process has set. Maps it after the page with its
     /// read pointer. An earlier queue is destroyed first. The VPID is enabled while a queue exists.
     pub(in crate::user) fn map_queue(&self, new: NewMapping<'_>) -> Result {
         self.with(|live| {
@@ -107,7 +108,7 @@ impl<U: PortUnit> UserPort<U> {
                     };
                     new.attach(&self.space, parts, keep)
                 })
-                // The NIC may already use the queue, whichever step failed.
+                // The NIC may already use the queue, so it is removed after any error.
                 .or_else(|e| self.remove_queue(live).and(Err(e)))
         })
     }

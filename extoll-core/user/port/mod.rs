@@ -3,8 +3,8 @@
 //! Common part of `/dev/extoll/velo2` and `/dev/extoll/rma2`: a VPID with its queue, its mappings
 //! and its interrupt.
 //!
-//! Process context. Lock order: mmap lock of the caller, [`UserPort::live`], content of a mapping.
-//! No lock that `mmap` takes is held while user memory is accessed.
+//! Process context. Lock order: mmap lock of the caller, [`UserPort::live`], lock of a mapping.
+//! While user memory is accessed, no lock that `mmap` acquires is held.
 
 mod map;
 
@@ -48,12 +48,12 @@ use wire::{
     regs::BqRegs,
 };
 
-/// Statics, because lockdep compares names by address and literals in generic code may exist
-/// several times.
+/// These are statics, because lockdep compares names by address, and literals in generic code may
+/// exist several times.
 static CLOSING_NAME: &CStr = c"extoll_port_closing";
 static LIVE_NAME: &CStr = c"extoll_port";
 
-/// Version of this driver's extensions of the vendor's ABI.
+/// Version of this driver's extensions to the vendor's ABI.
 const ABI_VERSION: u32 = 1;
 const MAGIC: u32 = 0xE7;
 const INFO: u32 = _IOR::<Info>(MAGIC, 0);
@@ -66,14 +66,14 @@ const INFO_MARKS: u32 = 8;
 /// `struct extoll_info` of the ABI.
 type Info = [u32; 12];
 
-/// Maximum number of mappings per open file, because each costs kernel memory. It suffices to map
-/// every page separately, twice.
+/// Maximum number of mappings per open file, because each mapping costs kernel memory. It suffices
+/// to map every page separately and twice.
 const MAX_MAPPINGS: usize = 128;
 
-/// VPID of a process's port. Code that makes translations for it holds a reference.
+/// VPID of a process's port. Code that makes translations for the VPID holds a reference.
 pub(crate) type UserVpid<U> = PortCore<U, Option<QuotaClaim>>;
 
-/// Sizes of a queue in bytes, set by the process.
+/// Queue sizes in bytes, set by the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sizes {
     pub(super) bytes: u64,
@@ -86,8 +86,8 @@ const DEFAULT_SIZES: Sizes = Sizes {
     segment: 64 << 10,
 };
 
-/// Queue of a process: memory that the process maps and consumes itself. Its contents can harm only
-/// that process, because the kernel reads only status words, for poll and to detect a full queue.
+/// Queue of a process. The process maps its memory and consumes it. Its contents can harm only that
+/// process, because the kernel reads only status words, for poll and to detect a full queue.
 pub(super) struct UserQueue {
     queue: Queue<Arc<DmaWords>>,
     _charge: LockedPages,
@@ -98,7 +98,7 @@ impl UserQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: see [`Layout::new`]. `ENOMEM`: no memory, or a limit was exceeded. `ENODEV`.
+    /// `EINVAL`: see [`Layout::new`]. `ENOMEM`: memory is short, or a limit was exceeded. `ENODEV`.
     fn new<U: PortUnit>(user_vpid: &UserVpid<U>, slot: SlotCode, sizes: Sizes) -> Result<Self> {
         let layout = Layout::new(slot, sizes.bytes, sizes.segment)?;
         let charge = LockedPages::charge((sizes.bytes / BusAddr::PAGE_SIZE) as usize)?;
@@ -115,27 +115,27 @@ impl UserQueue {
         self.queue.slots()
     }
 
-    /// Returns the slot before another one.
+    /// Returns the slot that precedes `slot`.
     pub(super) fn before(&self, slot: u32) -> u32 {
         slot.checked_sub(1).unwrap_or(initial(self.slots()))
     }
 
-    /// Returns the status word of a slot; 0 outside of the queue.
+    /// Returns the status word of a slot; 0 if the slot is outside of the queue.
     pub(super) fn status(&self, slot: u32) -> u64 {
         self.queue.status(slot)
     }
 }
 
-/// Open port.
+/// State of a port that is open.
 pub(super) struct OpenPort<U: PortUnit> {
     user_vpid: Arc<UserVpid<U>>,
     sizes: Sizes,
     queue: Option<Arc<UserQueue>>,
     /// True if the process has mapped the requester.
     requester: bool,
-    /// Mappings, each with a flag that marks mappings of the queue.
+    /// Mappings. The flag is true for mappings of the queue.
     mappings: KVec<(bool, Arc<Mapping>)>,
-    /// Number of mappings at which unused ones are removed from the list.
+    /// Number of mappings at which unused mappings are removed from the list.
     prune_at: usize,
 }
 
@@ -148,7 +148,7 @@ impl<U: PortUnit> OpenPort<U> {
         &self.user_vpid
     }
 
-    /// Returns the number of slots of the queue; 0 without a queue.
+    /// Returns the number of slots of the queue; 0 if there is no queue.
     pub(super) fn slots(&self) -> u32 {
         self.queue.as_ref().map_or(0, |q| q.slots())
     }
@@ -176,12 +176,13 @@ pub(super) struct UserPort<U: PortUnit> {
     pub(super) rights: Rights,
     space: Arc<Space>,
     watch: Arc<UserWatch>,
-    /// Account of the address tables of an unprivileged user.
+    /// Account of the user's address tables; `None` for a file with all rights.
     tables: Option<Arc<TableAccount>>,
     /// Slot whose status word `poll` checks.
     armed: Atomic<u32>,
     slot: SlotCode,
-    /// Serializes closing, so that a second closer returns only after everything is closed.
+    /// Serializes closing, so that a second caller of `close` also returns only after everything is
+    /// closed.
     #[pin]
     closing: Mutex<()>,
     #[pin]
@@ -189,13 +190,13 @@ pub(super) struct UserPort<U: PortUnit> {
 }
 
 impl<U: PortUnit> UserPort<U> {
-    /// Claims the VPID that has been free for longest; it stays disabled until it has a queue.
-    /// `pages` is the set of requester pages that the file can map, as bits.
+    /// Claims the VPID that has been free for longest. The VPID stays disabled until it has a
+    /// queue. `pages` is a bitmap of the requester pages that the file can map.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if no VPID is free; `EDQUOT` if the user holds too many; `EPERM` if the user is not
-    /// admitted; `ENOMEM`; `ENODEV`.
+    /// `ENOSPC` if no VPID is free; `EDQUOT` if the user holds too many VPIDs; `EPERM` if the user
+    /// is not admitted; `ENOMEM`; `ENODEV`.
     pub(super) fn open(
         shared: &Arc<Shared>,
         unit: &Arc<U>,
@@ -253,14 +254,14 @@ impl<U: PortUnit> UserPort<U> {
         &self.shared.nic
     }
 
-    /// Calls `f` with the port while it is open; `ENODEV` after the NIC was detached. `f` must not
-    /// access user memory.
+    /// Calls `f` with the port while it is open. Returns `ENODEV` after the file was detached. `f`
+    /// must not access user memory.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut OpenPort<U>) -> Result<R>) -> Result<R> {
         let mut guard = self.live.lock();
         f((*guard).as_mut().ok_or(ENODEV)?)
     }
 
-    /// Like [`UserPort::with`], with the registers; `f` must not sleep.
+    /// Calls `f` like [`UserPort::with`], with access to the registers. `f` must not sleep.
     pub(super) fn with_hw<R>(&self, f: impl FnOnce(&Hw, &OpenPort<U>) -> Result<R>) -> Result<R> {
         self.with(|live| {
             let hw = self.nic().alive_access().ok_or(ENODEV)?;
@@ -270,8 +271,8 @@ impl<U: PortUnit> UserPort<U> {
 
     /// Closes the port: unmaps its pages from all processes, clears the requester, disables the
     /// VPID, calls `revoke`, removes the queue, waits for pending commands, and frees the memory.
-    /// `revoke` ends translations and other uses of the VPID. Complete on return, even if another
-    /// thread started it. May sleep.
+    /// `revoke` must end translations and other uses of the VPID. All is done when this function
+    /// returns, even if another thread began it. May sleep.
     pub(super) fn close(&self, revoke: impl FnOnce()) {
         let _closing = self.closing.lock();
         let Some(live) = self.live.lock().take() else {
@@ -284,7 +285,8 @@ impl<U: PortUnit> UserPort<U> {
         if live.requester {
             barrier::wmb_everywhere();
         }
-        // Done while the VPID is enabled, so that the command to itself is no error.
+        // Called while the VPID is enabled, because the port then accepts the command that it sends
+        // to itself.
         let settled = !live.requester || live.user_vpid.wait_settled();
         live.user_vpid
             .stop(live.queue.as_ref().map(|q| &q.queue), revoke);
@@ -292,18 +294,18 @@ impl<U: PortUnit> UserPort<U> {
         drop(live);
     }
 
-    /// Unmaps all pages from all processes, because the NIC was lost. The port stays open until it
-    /// is closed. May sleep.
+    /// Unmaps all pages from all processes, because the NIC was lost. The port itself stays open.
+    /// May sleep.
     pub(super) fn revoke(&self) {
-        // A concurrent close has taken the mappings and unmaps them itself.
+        // A concurrent `close` has removed the mappings from the list and unmaps them itself.
         let _closing = self.closing.lock();
         for (_, mapping) in self.live.lock().iter().flat_map(|live| &live.mappings) {
             mapping.revoke();
         }
     }
 
-    /// Sets the size of the queue or of a segment: any whole number of pages. The sizes are checked
-    /// when the queue is made.
+    /// Sets the size in bytes of the queue or of a segment. It must be a multiple of the page size.
+    /// Other limits are checked when the queue is made.
     pub(super) fn set_size(
         &self,
         f: impl FnOnce(&mut Sizes) -> &mut u64,
@@ -319,7 +321,7 @@ impl<U: PortUnit> UserPort<U> {
         })
     }
 
-    /// Stores a value that `f` computes from the registers.
+    /// Stores a value at address `arg` of the process. `f` computes it from the registers.
     pub(super) fn get(
         &self,
         arg: usize,
@@ -329,7 +331,7 @@ impl<U: PortUnit> UserPort<U> {
         put_u64(arg, value)
     }
 
-    /// Executes a privileged setting.
+    /// Executes a setting for which the file needs all rights.
     pub(super) fn set(&self, f: impl FnOnce(&Hw, Vpid)) -> Result<isize> {
         self.rights.require_privilege()?;
         self.with_hw(|hw, live| {
@@ -347,7 +349,7 @@ impl<U: PortUnit> UserPort<U> {
         Rp(hw.rf.read(BqRegs(U::UNIT).rp(live.vpid()))).lrp().into()
     }
 
-    /// Sets the write pointer; `EFAULT` if it is outside of the queue.
+    /// Sets the write pointer. Returns `EFAULT` if it is outside of the queue.
     pub(super) fn set_lwp(&self, arg: usize) -> Result<isize> {
         self.with_hw(|hw, live| {
             let slot = u32::try_from(arg).map_err(|_| EFAULT)?;
@@ -360,12 +362,12 @@ impl<U: PortUnit> UserPort<U> {
         })
     }
 
-    /// Writes the raw read pointer, which the process can also do itself.
+    /// Writes the raw value of the read pointer. The process can also write it by its mapping.
     pub(super) fn set_rp(&self, arg: usize) -> Result<isize> {
         self.with(|_| self.watch.store_rp(Rp(arg as u64)).map(|()| 0))
     }
 
-    /// Executes the ioctls that this driver adds for both units; `None` for other commands.
+    /// Executes the ioctls that this driver adds for both units. Returns `None` for other commands.
     pub(super) fn common(&self, command: u32, arg: usize) -> Option<Result<isize>> {
         match command {
             INFO => Some(self.info(arg)),
@@ -408,14 +410,14 @@ impl<U: PortUnit> UserPort<U> {
                 return Err(EINVAL);
             }
             self.armed.store(slot, Relaxed);
-            // Stores by which the process freed slots must be visible first.
+            // The process may have freed slots by stores, which must be visible first.
             barrier::wmb();
             let holds = self.watch.arm(slot, queue)?;
             Ok((holds || queue.status(slot) != 0).into())
         })
     }
 
-    /// Returns readable if the last armed slot is filled.
+    /// Reports the port as readable if the slot that was armed last is filled.
     pub(super) fn poll(&self, file: &File, table: PollTable<'_>) -> u32 {
         table.register_wait(file, &self.watch.changed);
         if !self.nic().is_alive() {
