@@ -45,7 +45,7 @@ impl auxiliary::Driver for Driver {
     }
 }
 
-/// State of the module. Fields are dropped in their order.
+/// State of the module. Fields are dropped in the order of their declaration.
 #[pin_data]
 struct Exlnd {
     _lnd: lnet::Registration,

@@ -417,7 +417,7 @@ static const enum lnet_msg_hstatus exlnd_health[] = {
 	LNET_MSG_STATUS_NETWORK_TIMEOUT,
 };
 
-/* Sets the health status of a message that is about to be refused or finalized. */
+/* Sets the health status of a message before it is finalized or returned to LNet. */
 void exlnd_msg_health(struct lnet_msg *msg, u32 health)
 {
 	if (health < ARRAY_SIZE(exlnd_health))

@@ -15,8 +15,8 @@ use wire::ids::NodeId;
 pub(crate) const MAX_FRAGMENTS: u32 = 255;
 /// Maximum length of an eager frame in bytes.
 pub(crate) const MAX_EAGER: u32 = MAX_FRAGMENTS * 120;
-/// Maximum eager threshold in bytes. With this value, every frame of up to [`MAX_EAGER`] bytes is
-/// sent eagerly.
+/// Maximum eager threshold in bytes. It makes the driver send all frames of up to [`MAX_EAGER`]
+/// bytes eagerly.
 const THRESHOLD_MAX: u32 = MAX_EAGER + 1;
 /// Maximum and default MTU in bytes, equal to that of IPoIB in connected mode. Linux supports no
 /// Ethernet MTU above 65,535, because bridges and veth reject it. IPv4 packets cannot be longer

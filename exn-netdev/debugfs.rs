@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! debugfs directory of an interface, `exn-<PCI name>/`, with the files `state`, `reasons` and
-//! `transitions` (docs/exn.md). Process context; takes the locks of [`Shared`] one at a time.
+//! `transitions` (docs/exn.md). Process context; acquires the locks of [`Shared`] one at a time.
 
 use crate::{reason::Reason, shared::Shared};
 use kernel::{

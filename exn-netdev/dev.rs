@@ -356,7 +356,8 @@ impl Operations for Exn {
     }
 }
 
-/// Interface of one NIC, from probe to unbind. Fields are dropped in their order.
+/// Interface of one NIC, from probe to unbind. Fields are dropped in the order of their
+/// declaration.
 pub(crate) struct Interface<'bound> {
     _files: Option<Files>,
     _status: Subscription,
@@ -365,7 +366,7 @@ pub(crate) struct Interface<'bound> {
 }
 
 impl<'bound> Interface<'bound> {
-    /// Creates and registers the interface of a NIC. May sleep, takes RTNL.
+    /// Creates and registers the interface of a NIC. May sleep. Acquires RTNL.
     pub(crate) fn new(nic: Handle, parent: &'bound device::Device<Bound>) -> Result<Self> {
         let flush = FlushOnDrop;
         let config = Config {

@@ -32,7 +32,7 @@ pub(crate) struct Outgoing {
 /// Sending side of an interface; protected by the lock `tx`.
 pub(crate) struct Tx {
     pub(crate) port: Option<velo::Sender>,
-    /// Tracks the commands that the NIC has carried out.
+    /// Tracks which commands the NIC has executed.
     pub(crate) posted: CompletionBound,
     pub(crate) announced: KBox<Sender>,
     pub(crate) pending: Option<Outgoing>,

@@ -150,7 +150,7 @@ reasons! {
         "announcement dropped: RMA port cannot fetch (VPID not enabled yet, or NIC gone)";
     /// Notification matches no transfer.
     33 Unmatched Event c"notify_unmatched" "notification that matches no transfer";
-    /// Notification is for a transfer that was given up.
+    /// Notification for a transfer that had timed out.
     34 Late Event c"notify_late" "notification for a transfer that was given up";
     /// Notification has an unexpected type or command.
     35 BadNotify Event c"notify_bad" "notification of an unexpected type or command";

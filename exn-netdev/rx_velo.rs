@@ -115,7 +115,7 @@ impl VeloState {
 /// State of the receiving side except the mailbox.
 pub(crate) struct VeloRx {
     pub(crate) requester: Option<rma::Requester>,
-    /// Tracks the commands that the NIC has carried out.
+    /// Tracks which commands the NIC has executed.
     posted: CompletionBound,
     partials: Partials,
     waiting: KBox<Waiting>,

@@ -140,7 +140,7 @@ impl Shared {
     }
 
     /// Counts a drop reason and logs it with a rate limit. The line contains the node and a value
-    /// that depends on the reason. Any context, no lock of this module held.
+    /// that depends on the reason. Any context. The caller must hold no lock of this module.
     #[cold]
     pub(crate) fn reject(&self, r: Reason, node: Option<NodeId>, detail: u64) {
         self.reject_many(r, 1, node, detail);
@@ -190,7 +190,7 @@ impl Shared {
     }
 
     /// Switches the carrier on if other nodes are reachable and the ports are usable, otherwise
-    /// off. Any context, no lock of this module held.
+    /// off. Any context. The caller must hold no lock of this module.
     pub(crate) fn update_carrier(&self) {
         self.ndev
             .carrier_by(|| self.nic.is_connected() && self.is_usable());
@@ -261,7 +261,7 @@ impl Shared {
     }
 
     /// Learns which node sends frames from a frame's source address, unless the address encodes a
-    /// node ID. No lock of this module held.
+    /// node ID. The caller must hold no lock of this module.
     #[inline]
     pub(crate) fn learn(&self, frame: &[u8], node: NodeId) {
         let Some(mac) = eth::source(frame) else {
@@ -305,7 +305,7 @@ impl Shared {
     }
 
     /// Schedules another attempt to reopen the ports. Logs the first failure of a series. Setting
-    /// the interface down and up also tries to reopen them. No lock held.
+    /// the interface down and up also tries to reopen them. The caller must hold no lock.
     pub(crate) fn reopen_later(&self, e: Error) {
         let (again, pause) = {
             let mut restarts = self.restarts.lock();
@@ -326,7 +326,7 @@ impl Shared {
     /// Resets all state that must not survive `down`. `open` calls it before the ports are used.
     pub(crate) fn reset(&self) {
         *self.timer.lock() = Timer::new();
-        // The first run of the poll function arms both ports.
+        // Makes the first run of the poll function arm both ports.
         self.velo_fired.store(true, Relaxed);
         self.rma_fired.store(true, Relaxed);
         self.restart.store(0, Relaxed);

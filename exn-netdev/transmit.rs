@@ -130,7 +130,8 @@ impl Shared {
         })
     }
 
-    /// Sends the pending frame and wakes the queue if possible. No lock of this module held.
+    /// Sends the pending frame and wakes the queue if possible. The caller must hold no lock of
+    /// this module.
     pub(crate) fn tx_unblock(&self) {
         loop {
             let result = self.tx.lock().unblock(self);
@@ -143,8 +144,8 @@ impl Shared {
         }
     }
 
-    /// Drops messages that the NIC does not accept if they block the pending frame. No lock of this
-    /// module held.
+    /// Drops messages that the NIC does not accept if they block the pending frame. The caller must
+    /// hold no lock of this module.
     pub(crate) fn tx_reset_port(&self) {
         let (port, (pending, _)) = {
             let tx = self.tx.lock();
@@ -158,7 +159,7 @@ impl Shared {
     }
 
     /// Does the periodic work of the VELO port. Normally a work item does it, but work items may
-    /// not run under netpoll. No lock of this module held.
+    /// not run under netpoll. The caller must hold no lock of this module.
     pub(crate) fn tx_poll_port(&self) {
         let port = self.tx.lock().port();
         if let Some(port) = port {
@@ -248,7 +249,8 @@ impl Shared {
     }
 
     /// Marks frames as stalled while `owners` has free slots for their sockets, and ends overdue
-    /// frames. Returns false if no slot was left. Any context, no lock of this module held.
+    /// frames. Returns false if no slot was left. Any context. The caller must hold no lock of this
+    /// module.
     pub(crate) fn tx_age(&self, now: Time, owners: &mut Owners<'_>) -> bool {
         let mut done = BqlDone::default();
         let (lost, all) = self.tx.lock().age(self, &self.limits(), &mut done, owners);

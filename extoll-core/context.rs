@@ -299,7 +299,7 @@ impl Context {
         self.network.store(value, Relaxed);
     }
 
-    /// Stores the node ID that was read from the NIC. Returns the previous one.
+    /// Stores the node ID that was read from the NIC. Returns the previous node ID.
     pub(crate) fn set_node(&self, node: NodeId) -> NodeId {
         NodeId(self.node.xchg(u32::from(node.0), Full) as u16)
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Memory shared with the NIC, and the proof that the device is bound. Allocation may sleep;
-//! accesses work in any context and take no locks.
+//! accesses work in any context and acquire no locks.
 
 #![allow(unsafe_code)]
 
@@ -179,13 +179,13 @@ pub(crate) struct BoundDevice(mem::BoundDevice);
 impl BoundDevice {
     /// Makes the first proof for a binding.
     pub(crate) fn new(dev: &device::Device<Bound>) -> Self {
-        // SAFETY: by the type invariant.
+        // SAFETY: By the type invariant, the device is bound while the object is reachable.
         Self(unsafe { mem::BoundDevice::new(dev) })
     }
 
     /// Returns another proof for the same binding.
     pub(crate) fn share(&self) -> Self {
-        // SAFETY: by the type invariant.
+        // SAFETY: By the type invariant, the device is bound while the object is reachable.
         Self(unsafe { self.0.share() })
     }
 

@@ -62,7 +62,8 @@ struct Mapping {
 
 // SAFETY: an ioremap mapping is valid in every context and on every CPU.
 unsafe impl Send for Mapping {}
-// SAFETY: as for `Send`; concurrent device accesses do not affect memory safety.
+// SAFETY: An ioremap mapping is valid on every CPU, and concurrent device accesses do not affect
+// memory safety.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -282,7 +283,8 @@ impl Remote {
             // checks the result.
             unsafe { bindings::ioremap_wc(phys, bytes) }
         } else {
-            // SAFETY: as for the branch above.
+            // SAFETY: The caller has claimed the BAR that holds this device memory; `Mapping::new`
+            // checks the result.
             unsafe { bindings::ioremap(phys, bytes) }
         };
         Ok(Self(Mapping::new(base, bytes)?))

@@ -149,26 +149,27 @@ unsafe impl PageMap for PoolPages {
 
     /// # Safety
     ///
-    /// As for the trait.
+    /// The safety requirements are those of the trait.
     unsafe fn link(&self, at: usize, phys: u64, bytes: usize, direction: DataDirection) -> Result {
         let at = at.checked_add(self.memory.bytes()).ok_or(EINVAL)?;
         let range = &self.range;
         self.ctx.with_bound_atomic(|dev| {
-            // SAFETY: by the requirements on the caller; the addresses follow those of the memory.
+            // SAFETY: The caller meets the safety requirements of this function. The addresses
+            // follow those of the memory.
             unsafe { range.link(dev, at, phys, bytes, direction) }
         })?
     }
 
     /// # Safety
     ///
-    /// As for the trait.
+    /// The safety requirements are those of the trait.
     unsafe fn unlink(&self, at: usize, bytes: usize, direction: DataDirection) {
         let Some(at) = at.checked_add(self.memory.bytes()) else {
             return;
         };
         let range = &self.range;
         let _ = self.ctx.with_bound_atomic(|dev| {
-            // SAFETY: by the requirements on the caller.
+            // SAFETY: The caller meets the safety requirements of this function.
             unsafe { range.unlink(dev, at, bytes, direction) }
         });
     }

@@ -45,7 +45,7 @@ const PROCESS_EXECUTE_MS: u32 = 100;
 /// retries.
 const AGAIN_CLEAR_MS: u32 = 50;
 
-/// Parts of the NIC that ports of a unit use.
+/// Objects of the NIC that ports of a unit use.
 pub(crate) struct PortBase {
     /// Context for register accesses and reports.
     pub(crate) ctx: Arc<Context>,
@@ -60,7 +60,7 @@ pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
     /// The unit.
     const UNIT: Unit;
 
-    /// Returns the parts of the NIC that its ports use.
+    /// Returns the objects of the NIC that ports of this unit use.
     fn base(&self) -> &PortBase;
 
     /// Returns whether a new owner of the VPID cannot access memory of an earlier owner. Any

@@ -77,7 +77,7 @@ pub(crate) fn clear(
                     }
                     Event::Done
                 }
-                // A single read of all ones does not prove that the NIC was removed.
+                // A single register that reads as all ones does not prove that the NIC was removed.
                 Action::End(Outcome::Absent) => return ctx.check_removed(&hw, u64::MAX),
                 Action::End(outcome) => return outcome != Outcome::Unclear,
             }

@@ -231,9 +231,9 @@ macro_rules! port_stats {
 port_stats! {
     /// Packets written to the requester page.
     posted;
-    /// Sends refused for lack of credit.
+    /// Sends that failed for lack of credit.
     full;
-    /// Sends refused because a repair was running.
+    /// Sends that failed because a repair was running.
     busy;
     /// Register reads of the state of the write-combining buffer.
     state_reads;

@@ -17,7 +17,8 @@ use kernel::{bindings, prelude::*, sync::Arc};
 ///
 /// `data` must come from `exlnd_rs_startup` and must not have been passed to `exlnd_rs_shutdown`.
 unsafe fn ni(data: *mut c_void) -> ManuallyDrop<Arc<Ni>> {
-    // SAFETY: By the requirements, LNet holds this reference until `exlnd_rs_shutdown`.
+    // SAFETY: By the safety requirements of this function, LNet holds this reference until
+    // `exlnd_rs_shutdown`.
     ManuallyDrop::new(unsafe { Arc::from_raw(data.cast_const().cast::<Ni>()) })
 }
 
@@ -42,19 +43,21 @@ unsafe extern "C" fn exlnd_rs_startup(
     let Some(handle) = NonNull::new(raw) else {
         return EINVAL.to_errno();
     };
-    // SAFETY: By the requirements.
+    // SAFETY: The caller meets the safety requirements of this function.
     let name = unsafe { CStr::from_char_ptr(interface) };
     let asked = Asked {
         immediate,
         credits,
         peer_credits,
     };
-    // SAFETY: By the requirements; `exlnd_rs_shutdown` ends all users of the interface.
+    // SAFETY: The caller meets the safety requirements of this function. `exlnd_rs_shutdown` ends
+    // all uses of the interface.
     let lnet = unsafe { NiRef::new(handle) };
     match Ni::start(lnet, name.to_bytes(), &asked) {
         Ok(ni) => {
             let data = Arc::into_raw(ni.clone()).cast_mut();
-            // SAFETY: By the requirements. `exlnd_rs_shutdown` takes the reference back.
+            // SAFETY: The caller meets the safety requirements of this function.
+            // `exlnd_rs_shutdown` takes the reference back.
             unsafe { exlnd_ni_data(raw, data.cast()) };
             // LNet passes `data` to the calls for incoming messages, so it is set before they are
             // processed.
@@ -73,7 +76,7 @@ unsafe extern "C" fn exlnd_rs_startup(
 /// The requirements of [`ni`] apply. LNet must not use `data` after this call.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_shutdown(data: *mut c_void) {
-    // SAFETY: By the requirements.
+    // SAFETY: The caller meets the safety requirements of this function.
     let ni = ManuallyDrop::into_inner(unsafe { ni(data) });
     ni.end();
 }
@@ -89,7 +92,7 @@ unsafe extern "C" fn exlnd_rs_send(data: *mut c_void, msg: *mut c_void) -> c_int
     let Some(msg) = NonNull::new(msg) else {
         return EINVAL.to_errno();
     };
-    // SAFETY: By the requirements.
+    // SAFETY: The caller meets the safety requirements of this function.
     let (ni, msg) = unsafe { (ni(data), Msg::new(msg)) };
     match ni.send(msg) {
         Ok(()) => 0,
@@ -113,12 +116,13 @@ unsafe extern "C" fn exlnd_rs_recv(
     msg: *mut c_void,
     to: *mut bindings::iov_iter,
 ) -> c_int {
-    // SAFETY: By the requirements.
+    // SAFETY: The caller meets the safety requirements of this function.
     let ni = unsafe { ni(data) };
     let wanted = NonNull::new(msg).map(|msg| {
-        // SAFETY: By the requirements.
+        // SAFETY: The caller meets the safety requirements of this function.
         let msg = unsafe { Msg::new(msg) };
-        // SAFETY: By the requirements; an iterator may be copied.
+        // SAFETY: The caller meets the safety requirements of this function. An iterator may be
+        // copied.
         unsafe { Wanted::new(msg, to.read()) }
     });
     ni.recv(number as u64, wanted);
@@ -132,7 +136,7 @@ unsafe extern "C" fn exlnd_rs_recv(
 /// The requirements of [`ni`] apply. `number` must be that of a message passed to LNet.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_keep(data: *mut c_void, number: c_ulong) {
-    // SAFETY: By the requirements.
+    // SAFETY: The caller meets the safety requirements of this function.
     let ni = unsafe { ni(data) };
     ni.keep(number as u64);
 }
@@ -168,7 +172,7 @@ unsafe extern "C" fn exlnd_rs_tunables(
     peer_timeout: *mut c_int,
 ) {
     let t = conf::tunables();
-    // SAFETY: By the requirements.
+    // SAFETY: The caller meets the safety requirements of this function.
     unsafe {
         credits.write(t.credits);
         peer_credits.write(t.peer_credits);

@@ -268,8 +268,8 @@ impl Pieces<'_> {
     }
 }
 
-/// An LNet message that this module owns and must finalize once. Drop finalizes it with an error;
-/// no lock may be held then.
+/// An LNet message that this module owns and must finalize once. Drop finalizes it with an error,
+/// so it must not be dropped with a lock held.
 pub(crate) struct Msg(NonNull<c_void>);
 
 // SAFETY: LNet's messages may be finalized by any thread.
@@ -334,7 +334,7 @@ impl Msg {
         unsafe { exlnd_msg_fault(self.0.as_ptr()) }
     }
 
-    /// Finalizes the message. LNet may call back from within this call. No lock may be held.
+    /// Finalizes the message. LNet may call back during this call, so the caller must hold no lock.
     pub(crate) fn finalize(self, end: End) {
         let this = ManuallyDrop::new(self);
         // SAFETY: The message is finalized once, because `self` is consumed. Process context.

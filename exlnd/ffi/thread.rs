@@ -92,7 +92,7 @@ unsafe impl<T: Run> Sync for Thread<T> {}
 /// `arg` must point to a `T` that exists until this function returns. The caller must be a thread
 /// started by lnet.c.
 unsafe extern "C" fn main<T: Run>(arg: *mut c_void) {
-    // SAFETY: By the requirements of this function.
+    // SAFETY: The caller meets the safety requirements of this function.
     unsafe { &*arg.cast_const().cast::<T>() }.run(&Current(PhantomData));
 }
 

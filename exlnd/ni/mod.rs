@@ -179,7 +179,7 @@ fn fill(state: &mut Option<Machine>, capacity: &Capacity) -> Result {
 fn number_of(name: &[u8]) -> Option<u32> {
     let digits = name.strip_prefix(b"ex")?;
     let text = core::str::from_utf8(digits).ok()?;
-    // "ex01" is refused, because it would be a second name of the same NIC.
+    // Leading zeros are invalid: "ex01" would be a second name of the NIC that "ex1" names.
     let plain = text == "0" || !text.starts_with(['0', '+']);
     text.parse().ok().filter(|_| plain)
 }

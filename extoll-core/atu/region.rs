@@ -143,8 +143,8 @@ impl Region {
     }
 
     /// Returns the NLA like [`Region::slice`], for a command of a port of `vpid` on the NIC of
-    /// `ctx`. `write` says whether the command writes to the region. Also returns `None` if the
-    /// region belongs to another NIC or VPID, or does not permit this access. Any context.
+    /// `ctx`. `write` says whether the command writes to the region. The result is `None` as well
+    /// if the region belongs to another NIC or VPID, or does not permit this access. Any context.
     pub(crate) fn for_command(
         &self,
         ctx: &Context,

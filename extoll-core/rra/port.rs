@@ -240,7 +240,8 @@ impl Port {
 
     /// Closes the port. Returns the memory to which late answers may still be written. May sleep.
     pub(super) fn close(mut self, ctx: &Context, quarantine: &Quarantine) -> DmaWords {
-        // Late answers are normally processed together with the next request, but none follows.
+        // Late answers are normally processed together with the next request. No request follows
+        // here.
         for _ in 0..QUEUE_SLOTS / AT_ONCE {
             if self.poll(ctx) < AT_ONCE {
                 break;

@@ -2,7 +2,7 @@
 
 //! Kernel mappings of remote memory in the SMFU window.
 //!
-//! Loads and stores work in any context and take no locks. Mapping and unmapping may sleep.
+//! Loads and stores work in any context and acquire no locks. Mapping and unmapping may sleep.
 
 use super::{window::Route, Smfu};
 use crate::mmio::{Remote, Word};

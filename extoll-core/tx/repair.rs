@@ -33,7 +33,7 @@ const STEPS_AT_ONCE: usize = COPIES + 16;
 enum Step {
     /// The step is done.
     Done,
-    /// The step is done, but the NIC needs some time before the next one.
+    /// The step is done, but the NIC needs some time before the next step.
     Waits,
     /// No repair is necessary, or the repair has ended.
     Finished,

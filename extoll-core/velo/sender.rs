@@ -152,7 +152,7 @@ impl Sender {
     ///
     /// The errors of [`Sender::send`]. The limits apply to the total length.
     ///
-    /// As for [`Sender::send`], for the total length.
+    /// The errors of [`Sender::send`]. The limits apply to the total length.
     #[inline]
     pub fn send_gathered(&self, header: Header, payload: &[&[u8]]) -> Result<(), SendError> {
         // The sum saturates, because a saturated length is invalid.
