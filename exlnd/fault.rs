@@ -9,7 +9,7 @@ use kernel::{
     sync::atomic::{Atomic, Full, Relaxed},
 };
 
-/// Point at which a failure is injected.
+/// Point at which a failure can be injected. The comment of each point says what happens there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum Point {
@@ -46,7 +46,7 @@ pub(crate) fn hit(point: Point) -> bool {
     NEXT.load(Relaxed) == point as u32 && NEXT.cmpxchg(point as u32, 0, Full).is_ok()
 }
 
-/// Arms a point: it fails the next time that it is reached. 0 disarms.
+/// Arms a point, which then fails the next time that it is reached. 0 disarms the armed point.
 ///
 /// # Errors
 ///

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! A queue of bounded size that allocates its memory when it is created. The owner provides the
+//! FIFO queue of bounded size that allocates its memory when it is created. The owner provides the
 //! lock.
 
 use kernel::prelude::*;
 
-/// A FIFO queue.
+/// A FIFO queue of bounded size.
 pub(crate) struct Ring<T> {
     slots: KVVec<Option<T>>,
     first: usize,

@@ -220,7 +220,7 @@ macro_rules! counters {
         }
 
         impl Counter {
-            /// All counters, in the order of their numbers.
+            /// All counters in the order of their numbers.
             pub(crate) const ALL: &'static [Counter] = &[$(Counter::$name),*];
 
             /// Returns the name of the ethtool counter.

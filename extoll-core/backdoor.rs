@@ -265,9 +265,9 @@ pub struct Transaction<'a> {
     all: &'a Backdoors,
     node: NodeId,
     until: Deadline,
-    /// Old values of registers that were set.
+    /// Registers that were set, and their old values.
     undo: [Option<(RegOffset, u64)>; MAX_UNDO],
-    /// Set if the FIFO may hold packets, or an answer is outstanding.
+    /// Set if the FIFO may contain packets or an answer is outstanding.
     dirty: bool,
     finished: bool,
 }

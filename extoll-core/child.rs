@@ -19,15 +19,15 @@ use kernel::{
 
 /// Name of the module that registers the devices; first part of the match string.
 pub const MODULE: &CStr = c"extoll";
-/// The network driver (exn.ko).
+/// Device of the Ethernet driver (exn.ko).
 pub const EXN: &CStr = c"exn";
-/// Raw access to ports, for benchmarks and tests (extoll_bench.ko).
+/// Device for raw access to ports, for benchmarks and tests (extoll_bench.ko).
 pub const RAW: &CStr = c"raw";
-/// Sockets (af_extl.ko).
+/// Device of the socket driver (af_extl.ko).
 pub const AF_EXTL: &CStr = c"af_extl";
-/// Lustre network driver (kexlnd.ko).
+/// Device of the Lustre network driver (kexlnd.ko).
 pub const EXLND: &CStr = c"exlnd";
-/// PCI devices of other nodes (vpci.ko).
+/// Device of the driver for PCI devices of other nodes (vpci.ko).
 pub const VPCI: &CStr = c"vpci";
 /// Names of all devices in the order of their registration; second part of the match string.
 pub const NAMES: [&CStr; 5] = [EXN, RAW, AF_EXTL, EXLND, VPCI];
@@ -35,7 +35,7 @@ pub const NAMES: [&CStr; 5] = [EXN, RAW, AF_EXTL, EXLND, VPCI];
 /// Time in milliseconds for which unbinding waits until all handles are dropped.
 const PATIENCE_MS: i64 = 5000;
 
-/// Type of the registration data.
+/// Type of the data that is registered with each auxiliary device.
 pub(crate) type Data = CovariantForLt!(Arc<Nic>);
 
 /// Handle of a NIC for a module above.

@@ -209,7 +209,7 @@ impl Context {
         if value != u64::MAX {
             return !self.is_alive();
         }
-        // Data may be all ones, but the version register never is.
+        // Data may be all ones, but the version register never reads as all ones.
         if hw.rf.read(info::DRIVER) != u64::MAX {
             return false;
         }
@@ -322,7 +322,7 @@ impl Context {
         // Wait for CPUs that found the device alive.
         rcu::synchronize_rcu();
         revoke();
-        // The device still executes register writes.
+        // A device that was declared dead may still execute register writes.
         self.quiesce();
         self.wait_for_writes();
     }

@@ -71,7 +71,7 @@ impl Report<'_> {
     }
 }
 
-/// State of a NIC's event reports.
+/// State of the event reports of one NIC.
 #[pin_data]
 pub(crate) struct Events {
     ctx: Arc<Context>,
@@ -126,8 +126,8 @@ impl Events {
         )
     }
 
-    /// Handles the events that the dispatcher does not handle itself: decodes, counts, logs, and
-    /// queues the work item. Hard interrupt, with the notification queue locked.
+    /// Handles the events that the dispatcher does not handle itself: decodes, counts and logs
+    /// them, and queues the work item. Hard interrupt, with the notification queue locked.
     pub(crate) fn handle(self: &Arc<Self>, hw: &Hw, report: &Report<'_>) {
         let changes = self.registers.compare(report.event, report.values());
         match report.event {

@@ -27,7 +27,7 @@ use wire::{
 
 /// Register file and requester windows, valid while the device is bound.
 pub(crate) struct Hw {
-    /// Register file.
+    /// Registers of the NIC.
     pub(crate) rf: RegisterFile,
     velo: Window,
     rma: Window,

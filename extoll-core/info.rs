@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Identity of the NIC and network state (HW §4). Any context.
+//! Reads the network state of the NIC (HW §4). Any context.
 
 use crate::{context::Context, hw::Hw};
 use kernel::prelude::*;

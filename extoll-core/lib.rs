@@ -53,6 +53,6 @@ pub mod velo;
 pub mod vpid;
 mod xbar;
 
-// Used by the `pr_*!` macros.
+// The `pr_*!` macros use this prefix.
 #[allow(dead_code)]
 const __LOG_PREFIX: &[u8] = b"extoll\0";

@@ -37,7 +37,7 @@ pub(crate) struct Links {
     reading: Mutex<()>,
     ups: [Atomic<u64>; LINKS],
     downs: [Atomic<u64>; LINKS],
-    /// Set after the first read.
+    /// Set after the links were read for the first time.
     read_once: AtomicFlag,
     /// Set if links must be polled, because no event reports their changes.
     polled: AtomicFlag,

@@ -33,9 +33,9 @@ pub const LINKS: usize = lp::PORTS as usize;
 /// Neighbour at the other end of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Neighbour {
-    /// GUID of the NIC.
+    /// GUID of the neighbour's NIC.
     pub guid: u32,
-    /// Node ID of the NIC.
+    /// Node ID of the neighbour's NIC.
     pub node: NodeId,
     /// Number of the link at the neighbour's NIC.
     pub port: u8,
@@ -44,7 +44,7 @@ pub struct Neighbour {
 /// State of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Link {
-    /// True if software has enabled training.
+    /// True if software has enabled the training of the link.
     pub enabled: bool,
     /// True if the link carries packets.
     pub up: bool,
@@ -59,7 +59,7 @@ pub trait StatusClient: Send + Sync {
     fn changed(&self, status: Status);
 
     /// Reports that link `number` (0…6) went up or down, or that its neighbour sent its identity.
-    /// Context as for [`StatusClient::changed`].
+    /// Runs in the same context as [`StatusClient::changed`].
     fn link(&self, _number: u8, _link: Link) {}
 }
 

@@ -72,7 +72,7 @@ pub struct Nic {
     links: Arc<Links>,
     events: Arc<Events>,
     snq: Arc<Snq>,
-    /// VPIDs of VELO and RMA.
+    /// VPID tables of VELO and RMA.
     tables: [Arc<Table>; 2],
     reclaim: Arc<Reclaimer>,
     quarantine: Arc<Quarantine>,

@@ -57,7 +57,7 @@ pub(crate) struct PortBase {
 
 /// Properties that differ between VELO and RMA.
 pub(crate) trait PortUnit: Send + Sync + Sized + 'static {
-    /// The unit.
+    /// Unit that the ports belong to.
     const UNIT: Unit;
 
     /// Returns the objects of the NIC that ports of this unit use.
@@ -126,7 +126,7 @@ pub(crate) enum Owner {
     Process {
         /// Process and user that opened the port.
         opener: Opener,
-        /// Protection descriptor (HW §9.3, §10.7).
+        /// Protection descriptor of the port (HW §9.3, §10.7).
         protection: u16,
         /// Bitmap of the requester pages that the process may map.
         pages: u32,

@@ -34,7 +34,7 @@ use wire::{
 
 /// Device IDs of Tourmalet revisions 1 and 2 (HW §1).
 pub const DEVICE_IDS: [u16; 2] = [0x0010, 0x0011];
-/// Vendor ID.
+/// PCI vendor ID of the NIC.
 pub const VENDOR_ID: u16 = 0x1CAD;
 /// PCI revision that is not supported (HW §1).
 const BAD_REVISION: u8 = 0x42;

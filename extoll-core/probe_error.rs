@@ -22,7 +22,7 @@ reasons! {
     ProbeError:
     /// The PCI core could not enable the device.
     Enable = 0, "cannot be enabled";
-    /// Unsupported revision (HW §1).
+    /// The PCI revision is not supported (HW §1).
     Revision = 1, "PCI revision not supported";
     /// The device has no MSI capability.
     Msi = 2, "no MSI capability";

@@ -61,11 +61,11 @@ const OVERHEAD: u64 = 4096;
 /// Memory mapped for the NIC. It may outlive the module that made it, so only code of this module
 /// frees it. Merely dropping a mapping never unmaps it ([`Streaming`]).
 pub enum Quarantined {
-    /// Frame that the NIC may read.
+    /// Frame that the NIC may still read.
     Tx(TxMapping),
-    /// Buffer that the NIC may write.
+    /// Buffer that the NIC may still write.
     Rx(RxMapping),
-    /// Coherent memory.
+    /// Coherent memory that the NIC may still access.
     Words(Arc<DmaWords>),
 }
 
@@ -344,8 +344,8 @@ impl Quarantine {
         }
     }
 
-    /// Frees expired memory and enables ports that waited. Returns the delay of the next run in
-    /// milliseconds.
+    /// Frees expired memory and enables ports that waited. Returns the delay in milliseconds before
+    /// the next run.
     fn poll(&self) -> Option<u32> {
         let expired = self.list.lock().take(|e| left_ms(e.until) <= 0);
         free(&self.ctx, expired);

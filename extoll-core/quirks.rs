@@ -6,29 +6,29 @@
 //!
 //! Code whose structure relies on an assumption, without a constant:
 //!
-//! | Gap | Where | When a board has answered |
+//! | Gap | Where | If a board shows that …, then … |
 //! |---|---|---|
-//! | G2, G27 | `setup.rs` `begin` | reset values known: omit writes that equal them |
+//! | G2, G27 | `setup.rs` `begin` | reset values are known: omit writes that equal them |
 //! | G7 | `user/throttle.rs` `settle`, `renew` | a missed interrupt follows: remove both |
-//! | G7 | `velo/mailbox.rs`, `rma/notifications.rs` `rearm` | the same: return nothing |
-//! | G8 | `mmio.rs` `push` | other orders of stores work: the order is free |
-//! | G8 | `reclaim.rs` `clear` | closing a VPID empties its pages: remove |
-//! | G9 | `velo/mailbox.rs` `ready` | first status word is last: check only that one |
-//! | G9 | `exn-netdev/rx_velo.rs` `message` | meaning of ERR known: handle it so |
-//! | G10 | `queue.rs` `commit` | `rp` is an index within the segment: convert |
-//! | G10 | `queue.rs` `install` | one segment needs no next one: leave it invalid |
-//! | G10 | `queue.rs` `is_full`, `drain` | rule for "full" known: store one pointer only |
+//! | G7 | `velo/mailbox.rs`, `rma/notifications.rs` `rearm` | the same: return no value |
+//! | G8 | `mmio.rs` `push` | stores work in any order: do not keep the order |
+//! | G8 | `reclaim.rs` `clear` | closing a VPID empties its pages: remove the function |
+//! | G9 | `velo/mailbox.rs` `ready` | the first status word is written last: check only that word |
+//! | G9 | `exn-netdev/rx_velo.rs` `message` | ERR has a known meaning: handle it accordingly |
+//! | G10 | `queue.rs` `commit` | `rp` is an index within the segment: convert the index |
+//! | G10 | `queue.rs` `install` | one segment needs no successor: leave the successor invalid |
+//! | G10 | `queue.rs` `is_full`, `drain` | the rule for "full" is known: store only one pointer |
 //! | G10 | `user/throttle.rs` `arm`, `may_store` | "full" is a comparison: always store |
-//! | G14 | `rma/address.rs` `Peer::modifiers` | modifiers work: drop the restriction |
-//! | G15 | `quarantine.rs`, `quarantine/` | the NIC drops late answers: free at once |
-//! | G17 | `atu/commands.rs` `request` | a fence writes no word: one word per slot |
-//! | G17 | `atu/tables.rs` `make` | a new base drops cached entries: no flush |
-//! | G17 | `rra/port.rs` `match_answer` | unit that reports is known: keep its arm |
-//! | G18 | `smfu.rs` `init`, `smfu/target.rs` `write_all` | meaning of base 0 known: write 0 |
-//! | G18 | `smfu/window.rs` `disconnect` | accesses fail: addresses need not stay reserved |
-//! | G19 | `setup.rs` `begin`, `rra.rs` `Rra::open` | the target does not check: open on use |
-//! | G20 | `backdoor.rs` `fetch`, `empty` | effect of reading `info` known: drop the other |
-//! | G26 | `snq/messages.rs`, `vpci/interrupt_relay.rs` | sources differ: call one client |
+//! | G14 | `rma/address.rs` `Peer::modifiers` | modifiers work: remove the restriction |
+//! | G15 | `quarantine.rs`, `quarantine/` | the NIC drops late answers: free memory at once |
+//! | G17 | `atu/commands.rs` `request` | a fence writes no word: use one word per slot |
+//! | G17 | `atu/tables.rs` `make` | a new base drops cached entries: do not flush |
+//! | G17 | `rra/port.rs` `match_answer` | the reporting unit is known: keep only its match arm |
+//! | G18 | `smfu.rs` `init`, `smfu/target.rs` `write_all` | base 0 has a known meaning: write 0 |
+//! | G18 | `smfu/window.rs` `disconnect` | accesses fail: do not keep the addresses reserved |
+//! | G19 | `setup.rs` `begin`, `rra.rs` `Rra::open` | the target does not check: open on first use |
+//! | G20 | `backdoor.rs` `fetch`, `empty` | reading `info` has a known effect: remove one of them |
+//! | G26 | `snq/messages.rs`, `vpci/interrupt_relay.rs` | sources differ: call only one client |
 
 use kernel::time::Delta;
 

@@ -26,7 +26,7 @@ use wire::{
     wcbuf::State,
 };
 
-/// Pause between two polls.
+/// Pause between two polls of the NIC.
 const PAUSE: Delta = Delta::from_micros(20);
 /// Delay before the first retry for a kept VPID, and interval of further retries, in milliseconds.
 const SOON_MS: u32 = 50;

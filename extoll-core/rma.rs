@@ -139,7 +139,7 @@ impl PortUnit for Rma {
         hw.rf.write(rma::vpid_table(vpid), entry.raw());
     }
 
-    /// Enables the VPID. The vendor's driver does this before it installs a queue (HW §10.9).
+    /// Enables the VPID. The vendor's driver also does so before it installs a queue (HW §10.9).
     fn enable(hw: &Hw, vpid: Vpid) {
         update_entry(hw, vpid, |v| v.with_vpid_enable(true));
     }

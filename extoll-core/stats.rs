@@ -19,7 +19,7 @@ macro_rules! reasons {
         }
 
         impl $kind {
-            /// All reasons in the order of their numbers from 0.
+            /// All reasons in the order of their numbers, from 0.
             pub const ALL: &'static [$kind] = &[$($kind::$name),*];
 
             /// Returns a short text for logs and debugfs.
@@ -65,7 +65,7 @@ reasons! {
     Stalled = 12, "write-combining buffer stalled";
     /// A repair did not end in time, and its packets were discarded.
     RepairFailed = 13, "write-combining buffer repair failed";
-    /// The illegal-routing drain did not end in time.
+    /// The drain of packets with illegal routing did not end in time.
     DrainIncomplete = 14, "outport drain incomplete";
     /// A port was still open when the device was unbound.
     PortLeaked = 15, "port left open at unbind";
@@ -73,7 +73,7 @@ reasons! {
     Memory = 16, "memory area reduced";
     /// An event that reports no error occurred.
     NormalEvent = 17, "event";
-    /// A peer sent to a VPID that is not open here.
+    /// A peer sent a message to a VPID of this node that is not open.
     ClosedPort = 18, "message for closed port";
     /// A slot of a mailbox stayed empty although the NIC wrote it.
     LostMessage = 19, "VELO message lost, slots skipped";
@@ -87,9 +87,9 @@ reasons! {
     RraTimeout = 23, "remote register access timed out";
     /// A remote register access was answered with an error.
     RraFailed = 24, "remote register access failed";
-    /// Too many remote register accesses are unanswered.
+    /// There are too many unanswered remote register accesses.
     RraBusy = 25, "remote register access busy";
-    /// Answer to a remote register access that had timed out.
+    /// Answer to a remote register access that had timed out before.
     LateAnswer = 26, "late answer to a register access";
     /// Notification for the register access port that matches no request.
     UnexpectedAnswer = 27, "unexpected answer to a register access";

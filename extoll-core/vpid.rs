@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Virtual process IDs (VPIDs) of one unit: allocation, and the clients of their ports.
+//! Virtual process IDs (VPIDs) of one unit: their allocation, and the clients of their ports.
 //!
 //! A spinlock that disables interrupts protects the table. Clients are called with it held.
 

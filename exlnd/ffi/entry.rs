@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Functions that lnet.c calls on behalf of LNet. Process context, may sleep, unless the comment
-//! says otherwise.
+//! Functions that lnet.c calls on behalf of LNet. They run in process context and may sleep, unless
+//! their comment says otherwise.
 
 use super::lnet::{Msg, NiRef, Wanted};
 use crate::{
@@ -68,8 +68,8 @@ unsafe extern "C" fn exlnd_rs_startup(
     }
 }
 
-/// Stops an interface without outgoing messages. Until this returns, earlier incoming messages may
-/// still be passed to LNet, which calls back for them.
+/// Stops an interface without outgoing messages. Until this function returns, earlier incoming
+/// messages may still be passed to LNet, which calls back for them.
 ///
 /// # Safety
 ///
@@ -103,12 +103,12 @@ unsafe extern "C" fn exlnd_rs_send(data: *mut c_void, msg: *mut c_void) -> c_int
     }
 }
 
-/// Receives the payload of an incoming message, up to the length that LNet wants.
+/// Receives the payload of an incoming message, up to the length that LNet requests.
 /// # Safety
 ///
-/// The requirements of [`ni`] apply. `number` must be that of a message passed to LNet. `msg` must
-/// be null, or a message that belongs to this module from now on. In the second case `to` must be
-/// an iterator over pages that stay until `msg` is finalized.
+/// The requirements of [`ni`] apply. `number` must be the number under which a message was passed
+/// to LNet. `msg` must be null, or a message that belongs to this module from now on. In the second
+/// case `to` must be an iterator over pages that stay until `msg` is finalized.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_recv(
     data: *mut c_void,
@@ -133,7 +133,8 @@ unsafe extern "C" fn exlnd_rs_recv(
 ///
 /// # Safety
 ///
-/// The requirements of [`ni`] apply. `number` must be that of a message passed to LNet.
+/// The requirements of [`ni`] apply. `number` must be the number under which a message was passed
+/// to LNet.
 #[no_mangle]
 unsafe extern "C" fn exlnd_rs_keep(data: *mut c_void, number: c_ulong) {
     // SAFETY: The caller meets the safety requirements of this function.
@@ -181,7 +182,7 @@ unsafe extern "C" fn exlnd_rs_tunables(
     }
 }
 
-/// Handles a command of LNet for an interface; there are none.
+/// Handles a command of LNet for an interface. This driver supports no commands.
 ///
 /// # Safety
 ///

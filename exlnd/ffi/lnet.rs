@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Safe wrappers of LNet's functions for drivers, as lnet.c offers them.
+//! Safe wrappers of the functions of LNet for drivers, which lnet.c exports to Rust.
 //!
 //! LNet and this module call each other in process context and may sleep. No lock may be held when
 //! LNet is called, because LNet may call back ([`Msg::finalize`], [`NiRef::parse`],
@@ -15,7 +15,7 @@ use kernel::{bindings, device, error::to_result, prelude::*};
 use kernel_ext::mem::{BioVecs, FragmentList};
 use wire::lnd::{Form, Header};
 
-/// The C type `struct exlnd_send_request`.
+/// Layout of the C type `struct exlnd_send_request`.
 #[repr(C)]
 struct RawSendRequest {
     header: Header,
@@ -28,7 +28,7 @@ struct RawSendRequest {
     form: u32,
 }
 
-// Functions of lnet.c with the same types. Structures are opaque pointers here.
+// Declared in lnet.c with the same types. Structures are opaque pointers here.
 extern "C" {
     fn exlnd_known_type() -> c_int;
     fn exlnd_register(kind: u32) -> c_int;
@@ -93,7 +93,7 @@ impl Drop for Registration {
 /// Result of a message for LNet's health statistics, in the order of the table in lnet.c.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Health {
-    /// Success.
+    /// The message was delivered.
     Ok,
     /// The message was not delivered for lack of a local resource. LNet may resend it on another
     /// path.
@@ -117,7 +117,7 @@ pub(crate) enum Health {
 pub(crate) struct End(pub(crate) Health, pub(crate) i32);
 
 impl End {
-    /// Success.
+    /// Result of a message that was delivered.
     pub(crate) const OK: Self = Self(Health::Ok, 0);
 }
 

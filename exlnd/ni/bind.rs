@@ -30,7 +30,7 @@ const LONG: u64 = 30_000_000_000;
 /// State of the search for a NIC.
 #[derive(Default)]
 pub(super) struct Search {
-    /// Earliest time of the next attempt.
+    /// Time before which no further attempt is made.
     from: Time,
     /// Time at which the wait for messages of the previous NIC began.
     waits: Option<Time>,
@@ -187,7 +187,7 @@ impl Ni {
         }
         sender.attach(port_events);
         self.without_nic.store(false, Relaxed);
-        // The thread reports the interface as usable to LNet.
+        // The interface's thread reports the interface as usable to LNet.
         self.signals.doorbell.notify();
         Ok(())
     }

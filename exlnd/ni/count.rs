@@ -33,9 +33,9 @@ counts! {
     SinkPieces "sink_pieces",
     /// Payloads fetched to an intermediate buffer and copied from there.
     SinkCopies "sink_copies",
-    /// Failures to find a free registration slot.
+    /// Attempts to find a free registration slot that failed.
     NoSlot "no_place",
-    /// Failures to register memory.
+    /// Attempts to register memory that failed.
     NotRegistered "not_registered",
     /// GETs with missing data.
     Holes "holes",

@@ -260,7 +260,7 @@ impl Ni {
             }
             if slot.events.take_late() {
                 self.counters.count(Count::Late);
-                // Cannot fail: each slot is queued once.
+                // Cannot fail: each slot is queued at most once.
                 let _ = core.late.push(number);
             }
             if slots.side(number) == Side::Sink {

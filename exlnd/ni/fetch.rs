@@ -34,13 +34,13 @@ use wire::{
     lnd::{Source, TRAFFIC_CLASS},
 };
 
-/// Destination of a GET in a registration slot.
+/// State of a registration slot that is the destination of a GET.
 struct Use {
     ticket: Ticket,
     memory: FragmentList,
     /// `None` after the revocation was started.
     region: Option<Region>,
-    /// Value of the validity tags.
+    /// Value of the validity tags that were written to the memory.
     tag: ValidityTag,
     /// Set when the message has ended. The slot is freed once no GET may write to it any more.
     finished: bool,

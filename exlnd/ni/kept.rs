@@ -56,7 +56,7 @@ impl Ni {
         Some(kept)
     }
 
-    /// Receives a message that LNet has kept, up to the length that LNet wants. Called without
+    /// Receives a message that LNet has kept, up to the length that LNet requests. Called without
     /// locks.
     pub(super) fn recv_kept(&self, number: u64, msg: Option<Wanted>) {
         let copied = self.kept.lock().remove(number);

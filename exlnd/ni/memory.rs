@@ -76,7 +76,7 @@ pub(super) struct Events {
     revoked: AtomicFlag,
     /// Set when the revocation was not confirmed in time.
     late: AtomicFlag,
-    /// Result of the GET: 0, or a code of [`Events::take_get_result`].
+    /// Result of the GET: 0 for none, or a code of [`Events::take_get_result`].
     get_result: Atomic<u32>,
     /// Number of GETs that may still write.
     in_flight: Atomic<u32>,
@@ -85,7 +85,7 @@ pub(super) struct Events {
 impl Events {
     fn record(&self) {
         if !self.queued.xchg(true, Full) {
-            // Cannot fail: each slot is queued once.
+            // Cannot fail: each slot is queued at most once.
             let _ = self.signals.queue.lock().push(self.number);
         }
         self.signals.doorbell.notify();

@@ -24,7 +24,7 @@ const CHUNK: usize = 512;
 
 /// Entry in the table of incoming messages. The index is that of the message's ticket.
 pub(super) enum In {
-    /// No message.
+    /// The entry belongs to no message.
     Free,
     /// The message was passed to LNet.
     Offered(Ticket, NodeId),

@@ -72,7 +72,7 @@ use wire::{
     regs::atu::{self, Control, GATS},
 };
 
-/// Settings of the unit, fixed at load time.
+/// Settings of the unit, which are fixed when the module is loaded.
 #[derive(Clone, Copy)]
 pub(crate) struct Settings {
     /// Maximum number of address tables, 0…1024.
@@ -83,7 +83,7 @@ pub(crate) struct Settings {
     pub(crate) spare_tables: u32,
 }
 
-/// Statistics: current numbers and totals since the NIC was bound. Any context.
+/// Statistics: current numbers, and totals since the NIC was bound. Any context.
 struct Gauges {
     /// Number of translations and reserves of each VPID.
     uses: [Atomic<u32>; Vpid::COUNT as usize],

@@ -135,8 +135,8 @@ impl Region {
         self.translation.is_live(self.generation) && self.ctx().is_alive()
     }
 
-    /// Returns the NLA of byte `offset`, if the region is alive and contains `len` bytes from
-    /// there. Any context.
+    /// Returns the NLA of byte `offset`, if the region is alive and contains the `len` bytes from
+    /// that byte on. Any context.
     pub fn slice(&self, offset: usize, len: usize) -> Option<Nla> {
         let inside = offset.checked_add(len)? <= self.bytes();
         (inside && self.is_alive()).then(|| Nla(self.nla().0 + offset as u64))
@@ -173,7 +173,7 @@ impl Region {
         }
     }
 
-    /// Ends the region like drop, and calls `client` when it has ended. Any context.
+    /// Ends the region as drop does, and calls `client` when the region has ended. Any context.
     ///
     /// ```
     /// use extoll_core::atu::{Region, RevokeClient};

@@ -104,7 +104,7 @@ impl Atu {
         access: Access,
     ) -> Result<Region> {
         access.check()?;
-        // Checked before pages are pinned.
+        // The size is checked before pages are pinned.
         let most = u64::from(self.settings.gats) * u64::from(GAT_ENTRIES);
         if span.pages as u64 > most {
             return Err(ENOSPC);
@@ -122,7 +122,7 @@ impl Atu {
         };
         let translation = Translation::new(bound, request, memory)?;
         let generation = translation.generation();
-        // From here on, an error ends the region by dropping it.
+        // After this line, an error ends the region by dropping it.
         let region = Region::new(
             translation.clone(),
             generation,

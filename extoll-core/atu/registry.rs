@@ -134,7 +134,7 @@ impl Atu {
     }
 }
 
-/// Delays unbinding of the NIC while memory is mapped for it. Dropped in any context.
+/// Delays unbinding of the NIC while memory is mapped for it. Can be dropped in any context.
 pub(super) struct BoundHold(Arc<Atu>);
 
 impl BoundHold {

@@ -33,7 +33,7 @@ pub trait RevokeClient: Send + Sync {
 pub(super) struct RevokeLists {
     /// Translations that were revoked or that the reaper must revoke.
     revoked: List<Translation>,
-    /// Translations about which the NIC has not answered.
+    /// Translations in quarantine, about which the NIC has not answered.
     quarantined: List<Translation>,
 }
 

@@ -482,8 +482,8 @@ impl Tables {
         }
     }
 
-    /// Returns the numbers of tables in use, tables made so far, maximum tables, and ranges held
-    /// off.
+    /// Returns the numbers of tables in use, of tables made so far, of permitted tables, and of
+    /// ranges that are held off.
     pub(super) fn show(&self) -> (usize, u64, usize, usize) {
         let tables = self.slots.iter().filter(|s| s.is_some()).count();
         let held_off = self.held_off.values().count();

@@ -34,7 +34,7 @@ struct Cause {
     count: Atomic<u64>,
 }
 
-/// Registers that are compared, with their last values.
+/// Registers whose values are compared, with the values of the last report.
 pub(super) struct Registers {
     pub(super) words: KVVec<Word>,
     causes: KVVec<Cause>,

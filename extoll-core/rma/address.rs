@@ -13,16 +13,17 @@ use wire::{
 /// Peer of a command, with the notifications and options of the command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
-    /// Remote node.
+    /// Node that the command addresses.
     pub node: NodeId,
-    /// Remote VPID.
+    /// VPID that the command addresses.
     pub vpid: Vpid,
     /// Notifications that the command requests.
     pub notify: NotifySpec,
     /// Options of the requester page: traffic class, remote registers, interrupts. [`Address`]
     /// determines the option for translation.
     pub page: PageOptions,
-    /// Modifiers: one notification per fragment (NTR), multicast. The NIC may reject some (G14).
+    /// Modifiers: one notification per fragment (NTR), multicast. The NIC may reject some of them
+    /// (G14).
     pub modifiers: Modifiers,
     /// Use quadword GETs and PUTs instead of byte commands. Lengths and addresses must then be
     /// multiples of 8.
@@ -60,7 +61,7 @@ pub enum Address<'a> {
         /// Local region. It must be alive, belong to the port's NIC and VPID, and permit the
         /// access.
         region: &'a Region,
-        /// Byte offset in the region.
+        /// Offset of the first byte in the region.
         offset: usize,
         /// NLA in a region of the peer's VPID.
         remote: Nla,

@@ -20,11 +20,11 @@
 //! called exactly once, with or after the outcome. If the completion object owns the memory, its
 //! owner need not do anything, because the engine drops that object after the call.
 //!
-//! | [`Quiet`] | Meaning | Registered memory | Memory given by bus address |
+//! | [`Quiet`] | Meaning | Registered memory | Memory named by bus address |
 //! |---|---|---|---|
-//! | `Settled` | each command, or a fence after it, was answered; or none was posted; or the NIC is cut off from memory | reusable at once | reusable at once |
-//! | `Unanswered` | no answer within ten seconds | reusable when its region has ended (drop or [`Region::revoke`](crate::atu::Region::revoke)) | must go into a [`quarantine::Batch`](crate::quarantine::Batch) |
-//! | `Closed` | the engine was dropped while commands were unanswered | as before | as before |
+//! | `Settled` | Each command, or a fence after it, was answered; or none was posted; or the NIC is cut off from memory. | It can be reused at once. | It can be reused at once. |
+//! | `Unanswered` | No answer arrived within ten seconds. | It can be reused when its region has ended (drop or [`Region::revoke`](crate::atu::Region::revoke)). | It must go into a [`quarantine::Batch`](crate::quarantine::Batch). |
+//! | `Closed` | The engine was dropped while commands were unanswered. | As for `Unanswered`. | As for `Unanswered`. |
 //!
 //! A transfer that succeeds, or fails with an error of a command, is `Settled` at the same moment.
 //! After a time-out, `Cancelled` or `PeerLost`, this may take up to ten seconds. Until then a GET
@@ -127,9 +127,9 @@ impl From<SubmitError> for RmaError {
 /// Destination of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Destination {
-    /// Remote node.
+    /// Node of the peer.
     pub node: NodeId,
-    /// Remote VPID.
+    /// VPID of the peer.
     pub vpid: Vpid,
     /// Traffic class, 0…3.
     pub traffic_class: u8,
@@ -247,7 +247,7 @@ pub trait Listener: Send + Sync {
     fn notified(&self, notification: &Notification);
 }
 
-/// Transfer to be submitted.
+/// Description of a transfer that is submitted.
 ///
 /// ```
 /// # use kernel::{sync::Arc, time::Delta};

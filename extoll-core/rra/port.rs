@@ -45,7 +45,7 @@ const PAGE: PageOptions = PageOptions {
     translate: false,
 };
 
-/// Posted request.
+/// Request that was posted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ticket {
     Read(usize),
@@ -217,7 +217,7 @@ impl Port {
         let answers = &mut self.answers;
         let (value, error) = match ticket {
             Ticket::Read(slot) => {
-                // Read before the slot can be reused.
+                // The value is read before the slot can be reused.
                 let value = answers.memory.read(slot);
                 (value, Reads(&mut answers.slots).take_result(slot)?)
             }

@@ -246,7 +246,7 @@ impl Smfu {
         self.target_table.lock().set_interrupts_closed(hw, true);
     }
 
-    /// Opens all interrupt targets again. Any context.
+    /// Reopens all interrupt targets. Any context.
     pub(crate) fn open_interrupts(&self, hw: &Hw) {
         self.target_table.lock().set_interrupts_closed(hw, false);
     }
@@ -295,7 +295,7 @@ impl Target {
             done = true;
         });
         if !done {
-            // The device was removed.
+            // The device was removed, so its register cannot be written.
             change(&mut smfu.target_table.lock().targets, number);
         }
     }

@@ -49,7 +49,7 @@ impl IrqHandler for Interrupt {
 }
 
 impl Snq {
-    /// Handles the interrupt.
+    /// Handles an interrupt of MSI vector 0.
     fn interrupt(self: &Arc<Self>) {
         let ctx = &self.ctx;
         let Some(hw) = ctx.alive_access() else { return };

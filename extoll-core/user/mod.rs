@@ -231,7 +231,7 @@ impl Devices {
         Pages(self.shared.clone())
     }
 
-    /// Removes the device files and detaches all open ones. May sleep.
+    /// Removes the device files and detaches all open files from the NIC. May sleep.
     fn stop(&mut self) {
         self.nodes.clear();
         let files = {

@@ -43,7 +43,7 @@ const MAX_BYTES: u64 = 1 << 30;
 /// Maximum number of buffers per file.
 const MAX_BUFFERS: usize = 4096;
 
-/// Buffer of a file.
+/// Buffer of an open file.
 struct Buffer {
     key: u64,
     kind: u64,
@@ -129,7 +129,7 @@ impl Buffers {
     }
 }
 
-/// Open file.
+/// State of an open `/dev/extoll/pmap`.
 #[pin_data]
 pub(super) struct Pmap {
     id: u64,

@@ -47,7 +47,7 @@ struct State {
     mappings: KVec<Arc<Mapping>>,
 }
 
-/// Open file.
+/// State of an open `/dev/extoll/extoll_rf_access`.
 #[pin_data]
 pub(super) struct RfAccess {
     id: u64,

@@ -83,7 +83,7 @@ struct Regions {
     tree: Option<RBTree<u64, Registered>>,
 }
 
-/// Open file.
+/// State of an open `/dev/extoll/rma2`.
 #[pin_data]
 pub(super) struct Rma2 {
     id: u64,
@@ -174,7 +174,7 @@ impl Rma2 {
         })
     }
 
-    /// Removes and returns the region with this NLA and size.
+    /// Removes the region with this NLA and size in bytes, and returns it.
     fn take(&self, nla: u64, bytes: usize) -> Option<(Region, Arc<UserVpid<Rma>>)> {
         let mut regions = self.regions.lock();
         let tree = regions.tree.as_mut()?;

@@ -28,7 +28,7 @@ const GET_LOCAL_SIZE: u32 = _IOR::<u64>(MAGIC, 0);
 const FLUSH_CACHES: u32 = _IOR::<u64>(MAGIC, 1);
 const GET_NODE_ID: u32 = _IOR::<u64>(MAGIC, 2);
 
-/// Open file.
+/// State of an open `/dev/extoll/smfu2`.
 #[pin_data]
 pub(super) struct Smfu2 {
     id: u64,

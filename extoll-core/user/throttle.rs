@@ -52,7 +52,7 @@ const NONE: u32 = u32::MAX;
 /// of a queue's mapping.
 const RP_PAGES: usize = 1;
 
-/// Handling of the interrupts of a process's port.
+/// State for the interrupts of a process's port.
 #[pin_data]
 pub(super) struct UserWatch {
     ctx: Arc<Context>,
@@ -222,7 +222,7 @@ impl UserWatch {
         Ok(())
     }
 
-    /// Stops receiving interrupts, permanently. May sleep.
+    /// Stops receiving interrupts permanently. May sleep.
     pub(super) fn stop(self: &Arc<Self>) {
         self.table.set_client(self.vpid, None);
         work::cancel_delayed_sync(self);

@@ -50,7 +50,7 @@ const TRAFFIC_CLASS: u8 = 0;
 
 type Port = UserPort<Velo>;
 
-/// Open file.
+/// State of an open `/dev/extoll/velo2`.
 #[pin_data]
 pub(super) struct Velo2 {
     id: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Sending half of a VELO port.
+//! Sending half of a VELO port, which sends messages.
 //!
 //! Sending works in any context and acquires the port's spinlock, which disables interrupts.
 
@@ -22,7 +22,7 @@ pub const DEFAULT_CLASS: u8 = 2;
 pub struct Header {
     /// Receiving node or multicast group.
     pub target: Target,
-    /// Receiving VPID.
+    /// VPID that receives the message.
     pub vpid: Vpid,
     /// Message type tag.
     pub mtt: Mtt,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Engine: creation, owner handle, and shutdown. Creation and drop may sleep.
+//! Creation of an engine, its owner handle, and its shutdown. Creation and drop may sleep.
 
 use super::{
     run::{Inner, Shared, SoftClient, WorkClient, CALLS},

@@ -42,7 +42,7 @@ impl Span<Nla> {
 pub struct RegionPart<'a> {
     /// Local region. It must be alive, belong to the engine's NIC and VPID, and permit the access.
     pub region: &'a Region,
-    /// Byte offset in the region.
+    /// Offset of the first byte in the region.
     pub offset: usize,
     /// Length in bytes, at least 1.
     pub len: usize,

@@ -60,7 +60,7 @@ pub(super) struct Inner {
 pub(super) struct Shared {
     /// Origin of the engine's clock, which counts nanoseconds.
     pub(super) epoch: Instant<Monotonic>,
-    /// State; `None` after the engine was dropped.
+    /// State of the engine; `None` after the engine was dropped.
     #[pin]
     pub(super) inner: SpinLockIrq<Option<Inner>>,
     pub(super) closing: AtomicFlag,
@@ -183,7 +183,7 @@ impl Port for Poster<'_> {
 /// Result of [`Shared::step`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepResult {
-    /// Work remains.
+    /// Work remains, so another step must follow.
     More,
     /// No work remains; an interrupt or a deadline starts the next step.
     Nothing,
