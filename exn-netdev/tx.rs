@@ -353,8 +353,8 @@ impl Tx {
         found
     }
 
-    /// Marks stalled frames and ends overdue ones. Returns a peer and the number of its frames that
-    /// were ended, and whether all work was done.
+    /// Marks stalled frames and ends overdue frames. Returns whether all work was done. If frames
+    /// were ended, the result also contains one of their peers and the number of its frames.
     pub(crate) fn age(
         &mut self,
         sh: &Shared,

@@ -71,7 +71,7 @@ pub struct Context {
     report: Report,
     #[pin]
     hw: Revocable<Hw>,
-    /// `Some` while the device is bound. Locked by users that sleep.
+    /// `Some` while the device is bound. Only contexts that may sleep lock this mutex.
     #[pin]
     bound: Mutex<Option<BoundDevice>>,
     /// Cleared when the device is unbound or found to be removed. It is never set again.

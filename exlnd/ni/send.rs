@@ -176,7 +176,7 @@ impl Ni {
     ///
     /// # Errors
     ///
-    /// If the message can never be sent: the message, its health status and the error.
+    /// If the message can never be sent, returns the message, its health status and the error.
     pub(crate) fn send(&self, msg: Msg) -> Result<(), (Msg, Health, Error)> {
         self.try_send(msg).or_else(|(msg, health, e)| {
             self.counters.count(Count::NotTaken);

@@ -297,7 +297,7 @@ impl UserWatch {
         let mut pause = self.pause.lock();
         let hw = self.ctx.alive_access().ok_or(ENODEV)?;
         let old = Rp(hw.rf.read(BqRegs(self.table.unit()).rp(self.vpid))).lrp();
-        // If a program leaves no slot unused, the pointer stays where it is and does not move back.
+        // If a program leaves no slot unused, the read pointer is not moved back.
         let rp = if old == slot {
             slot
         } else {
