@@ -1,4 +1,5 @@
-//! The node's first process: mounts, identity, the bring-up script, and the reaping of orphans.
+//! The node's first process: mounts file systems, sets the host name, starts the bring-up script
+//! and the command server, and reaps orphans.
 
 use crate::kmsg;
 use rustix::mount::{mount, MountFlags};
@@ -142,7 +143,7 @@ pub fn run() -> ExitCode {
                 }
             }
             Ok(None) => {}
-            // There is no child, because the server could not be started. Try again.
+            // The command server could not be started, so there is no child. Try again.
             Err(_) => {
                 std::thread::sleep(Duration::from_secs(1));
                 server = spawn(&agent, &["serve"], &env);

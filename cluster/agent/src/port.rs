@@ -10,12 +10,12 @@ use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Maximum encoded output that waits for the host, in bytes. Above it the agent stops reading from
-/// the command.
+/// Maximum encoded output that waits for the host, in bytes. Above this size the agent stops
+/// reading from the command.
 const OUT_LIMIT: usize = 512 * 1024;
-/// Time after which an absent host counts as disconnected. Presence is signalled on another queue
-/// than data and may lag behind, so a host looks absent for a moment after it connects or replaces
-/// another one.
+/// Time after which an absent host counts as disconnected. QEMU signals the presence of a host on
+/// another queue than its data. A host may therefore look absent for a moment after it connects or
+/// replaces another host.
 const ABSENCE: Duration = Duration::from_millis(500);
 /// Maximum time until the ports appear after boot.
 const PORT_DEADLINE: Duration = Duration::from_secs(60);
@@ -103,8 +103,8 @@ impl Port {
     }
 
     fn run(mut self) -> anyhow::Result<()> {
-        // A host may have waited since before the agent was (re)started, and its session is lost. A
-        // host without a session ignores the message.
+        // The host may be waiting for a session that was lost when the agent restarted. A host
+        // without a session ignores the message.
         self.say(&GuestMsg::NoSession);
         loop {
             match self.receive()? {
@@ -148,7 +148,7 @@ impl Port {
                     .and_then(HostMsg::get)
                 {
                     Ok(message) => self.handle(message),
-                    // Without a session, bad bytes are remains of a killed client and are not
+                    // Without a session, bad bytes are left over from a killed client and are not
                     // logged.
                     Err(e) if self.session.is_some() => kmsg::log(&format!("message dropped: {e}")),
                     Err(_) => {}
@@ -255,7 +255,7 @@ impl Port {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
-        // Consumes the edge, so that `events` becomes readable again only at the next one.
+        // Consumes the edge, so that `events` becomes readable again only at the next edge.
         let mut list = [epoll::Event {
             flags: epoll::EventFlags::empty(),
             data: epoll::EventData::new_u64(0),

@@ -1,5 +1,4 @@
-//! A port of a node with exclusive access: the byte stream between a command's client and the
-//! agent.
+//! Exclusive access to a port of a node: the byte stream between a command's client and the agent.
 
 use anyhow::{bail, ensure, Context, Result};
 use lab_proto::{Decoder, GuestMsg, HostMsg, PORTS, VERSION};
@@ -76,7 +75,7 @@ impl Channel {
             node.display()
         );
         // The search begins at a random port, so that parallel commands rarely compete for the same
-        // one.
+        // port.
         let start = crate::state::random() as usize % PORTS;
         loop {
             for i in 0..PORTS {
@@ -133,7 +132,7 @@ impl Channel {
                         ensure!(version == VERSION, "the node's agent speaks version {version} of the protocol, this lab {VERSION}; take the lab down and up again");
                         return Ok(());
                     }
-                    // Left over from the port's previous user.
+                    // A message left over from the port's previous user.
                     Received::Message(_) => {}
                     Received::Nothing => break,
                     Received::Closed => bail!("the node went off"),
@@ -149,7 +148,8 @@ impl Channel {
                 PollFlags::IN
             };
             let mut fds = [PollFd::new(&self.socket, flags)];
-            // The loop above handles interrupted and timed-out waits.
+            // Errors of poll are ignored, because the outer loop checks the deadline and polls
+            // again.
             let _ = poll(&mut fds, until(Some(deadline)).as_ref());
         }
     }
@@ -202,8 +202,8 @@ impl Channel {
         loop {
             match self.decoder.next_frame() {
                 Some(Ok(frame)) => return Ok(Received::Message(GuestMsg::get(frame)?)),
-                // Left over from a previous session. Frames of this session are never cut, because
-                // the stream is reliable.
+                // The frame is left over from a previous session. Frames of this session are never
+                // cut, because the stream is reliable.
                 Some(Err(_)) => continue,
                 None => {}
             }

@@ -131,7 +131,7 @@ impl Node {
     /// Returns the first defect that the current kernel reported, else the end of the console.
     pub fn last_words(&self) -> String {
         let log = self.log_since(0);
-        // The console log contains all boots; only the last one counts.
+        // The console log contains all boots. Only the last boot counts.
         let boot = log.rfind("] Linux version ").map_or("", |at| &log[at..]);
         match logscan::first_defect(boot, &[]) {
             Some(report) => report,
@@ -214,7 +214,7 @@ impl std::fmt::Display for Health {
     }
 }
 
-/// Interval at which a boot checks that all processes run.
+/// Interval at which a boot checks that all processes of the lab are running.
 const LOOK: Duration = Duration::from_millis(300);
 
 /// A running lab, or the files of one that has ended.
@@ -268,7 +268,8 @@ impl Cluster {
             started: now(),
             ready: false,
         };
-        // Saved before the first process starts, because processes are found by this token.
+        // The record is saved before the first process starts, because processes are found by its
+        // token.
         dir.save(&record)?;
         let mut cluster = Self {
             paths: paths.clone(),
@@ -529,7 +530,7 @@ impl Cluster {
         let spec = &self.record.spec;
         let dir = self.dir.node(index);
         std::fs::create_dir_all(&dir)?;
-        // Sockets of a killed QEMU would look usable until the new one listens.
+        // Sockets of a killed QEMU would look usable until the new QEMU listens on them.
         for i in 0..lab_proto::PORTS {
             let _ = std::fs::remove_file(crate::channel::port_socket(&dir, i));
         }

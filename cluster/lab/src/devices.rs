@@ -1,9 +1,9 @@
 //! Additional PCI devices of nodes, emulated by QEMU.
 //!
-//! The options let the models access the NIC's windows by their own DMA. QEMU maps addresses that
-//! are not memory through a bounce buffer of 4 KiB per device; `e1000e` needs more. `edu` reaches
-//! only 256 MiB by default. Each device is behind a root port of its own, so that the port can
-//! reset it, because `edu` has no reset.
+//! QEMU's options let the device models access the NIC's windows by DMA. QEMU maps addresses that
+//! are not memory through a bounce buffer of 4 KiB per device; `e1000e` needs a larger buffer. By
+//! default `edu` reaches only 256 MiB. Each device is behind a root port of its own. The port can
+//! reset the device, because `edu` cannot reset itself.
 
 use crate::spec::parse_node;
 use anyhow::{bail, ensure, Context, Result};
@@ -14,7 +14,8 @@ use std::str::FromStr;
 
 /// Maximum number of additional devices per node.
 pub const MOST: usize = 8;
-/// Chassis and slot of the first device's root port. The NICs' root ports have lower numbers.
+/// Chassis number and slot number of the first device's root port. The NICs' root ports have lower
+/// numbers.
 const SLOT: usize = 32;
 /// Default size of an NVMe drive in MiB.
 const USUAL_MIB: u64 = 64;
@@ -156,9 +157,9 @@ pub fn arguments(devices: &[Device], node: usize, dir: &Path) -> Vec<String> {
                     format!("if=none,id=dev{k},format=raw,file={file}"),
                 );
                 arg("-device", port);
-                // `dbcs=off`, because QEMU would poll shadow doorbells in memory. If that memory
-                // belongs to an unreachable borrower, each load stops the node for half a second
-                // and returns all ones, which looks like a full queue.
+                // `dbcs=off` disables shadow doorbells, which QEMU would poll in memory. If that
+                // memory belongs to an unreachable borrower, each load stops the node for half a
+                // second and returns all ones, which looks like a full queue.
                 arg(
                     "-device",
                     format!(

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum time for the agent to answer before a command starts.
 pub const CONNECT_PATIENCE: Duration = Duration::from_secs(60);
-/// Input that waits for the port, in bytes, at which no more input is read.
+/// Maximum input that waits for the port, in bytes. Above this size no more input is read.
 const BACKLOG: usize = 256 * 1024;
 
 /// Source of a command's standard input.
@@ -55,7 +55,7 @@ impl Output {
         String::from_utf8_lossy(&self.stderr).into_owned()
     }
 
-    /// Returns itself if the command succeeded.
+    /// Returns the output if the command succeeded.
     ///
     /// # Errors
     /// When the command failed. The error contains its status and the end of its output.
@@ -76,9 +76,9 @@ impl Output {
 /// Instruction to a running command.
 #[derive(Debug)]
 pub enum Control {
-    /// Sends a signal to its process group.
+    /// Sends a signal to the command's process group.
     Signal(i32),
-    /// Changes the size of its terminal.
+    /// Changes the size of the command's terminal.
     Resize(WinSize),
     /// Abandons the command, which the agent then ends.
     Abandon,
@@ -110,7 +110,7 @@ impl Remote {
         ))
     }
 
-    /// Sends an instruction. Has no effect after the command has ended.
+    /// Sends an instruction. Does nothing if the command has ended.
     pub fn send(&self, control: Control) {
         if self.sender.send(control).is_ok() {
             // A full wake-up socket wakes the receiver as well.
@@ -427,7 +427,7 @@ impl Drive {
             if let Some(status) = self.receive(sink)? {
                 return Ok(status);
             }
-            // Follows `receive`, which may have granted more credit.
+            // Runs after `receive`, which may have granted more credit.
             let wants_input = self.feed_bytes();
             self.channel.flush()?;
             if deadline.is_some_and(|d| Instant::now() >= d) {
@@ -588,7 +588,7 @@ mod tests {
         let (long, short) = (Duration::from_secs(900), Duration::from_secs(3));
         let ready = || crate::cluster::ready(long);
         assert_eq!(ready().patience(), long);
-        // Only commands that wait for a boot may wait this long for the agent.
+        // Only commands that wait for a boot may wait longer than `CONNECT_PATIENCE` for the agent.
         assert_eq!(
             Command::sh("true").timeout(long).patience(),
             CONNECT_PATIENCE

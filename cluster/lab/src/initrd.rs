@@ -1,5 +1,5 @@
-//! The initramfs of a lab: that of the kernel, plus an archive with the agent and the project's
-//! modules.
+//! The initramfs of a lab: the kernel's initramfs, followed by an archive with the agent and the
+//! project's modules.
 
 use crate::spec::BringUp;
 use crate::state::Paths;
@@ -104,7 +104,7 @@ fn hash_file(path: &Path, hasher: &mut DefaultHasher) -> Result<Vec<u8>> {
 /// # Errors
 /// When a file is missing or a tool fails.
 pub fn make(paths: &Paths, kernel: &Kernel, bring_up: BringUp) -> Result<PathBuf> {
-    // Only one thread at a time, because temporary files are named after the process.
+    // Only one thread may build at a time, because temporary files are named after the process.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut hasher = DefaultHasher::new();
@@ -191,7 +191,7 @@ fn is_abandoned(entry: &std::fs::DirEntry) -> bool {
         .or_else(|| name.strip_prefix("stage-"));
     let Some(maker) = maker else { return false };
     if !Path::new("/proc").join(maker).exists() {
-        // A file that cannot be removed now is tried again next time.
+        // If the removal fails, the next run tries again.
         let _ = std::fs::remove_file(entry.path());
         let _ = std::fs::remove_dir_all(entry.path());
     }

@@ -23,7 +23,7 @@ pub struct Instructions {
 }
 
 impl Instructions {
-    /// Returns the sum of both.
+    /// Returns the sum of both counts.
     pub fn total(self) -> u64 {
         self.kernel + self.user
     }

@@ -9,8 +9,8 @@ pub struct Entry {
     pub krate: &'static str,
     /// Module that the crate is part of.
     pub module: &'static str,
-    /// Occasion on which the module is loaded (`boot` or `hand`), in the line of the module's own
-    /// crate; else `-`.
+    /// In the line of the module's own crate, the occasion on which the module is loaded (`boot` or
+    /// `hand`); else `-`.
     pub load: &'static str,
 }
 
@@ -43,7 +43,7 @@ pub fn unload() -> String {
         .fold("rmmod".to_owned(), |line, m| line + " " + m)
 }
 
-/// Tunables in force: debugfs file of `extoll.ko` that modules read when they are loaded.
+/// Debugfs file of `extoll.ko` with the tunables in force. Modules read them when they are loaded.
 const TUNABLES: &str = "/sys/kernel/debug/extoll/tunables";
 
 /// Splits options into module parameters (`slow=10`) and tunables (`extoll.atu_gats=1`).
@@ -76,7 +76,8 @@ pub fn load(options: &[(&str, &str)]) -> String {
     at_boot().map(one).collect::<Vec<_>>().join(" && ")
 }
 
-/// Returns the command that loads `extoll`. With tunables, its NICs are bound after those are set.
+/// Returns the command that loads `extoll`. If there are tunables, they are set before its NICs are
+/// bound.
 fn base(parameters: &str, tunables: &str) -> String {
     let modprobe = format!("modprobe extoll {parameters}");
     if tunables.is_empty() {
@@ -90,7 +91,7 @@ fn base(parameters: &str, tunables: &str) -> String {
 }
 
 /// Returns the command that loads `module`, which needs `extoll`, with parameters and tunables. Its
-/// tunables replace all that were set before.
+/// tunables replace all tunables that were set before.
 pub fn modprobe(module: &str, options: &str) -> String {
     let (parameters, tunables) = split(options);
     format!("modprobe extoll && echo '{tunables}' >{TUNABLES} && modprobe {module} {parameters}")

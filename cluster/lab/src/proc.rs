@@ -253,7 +253,7 @@ pub fn was_interrupted() -> bool {
         .is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
-/// Fails after a signal; for loops that wait.
+/// Fails after a signal. Loops that wait call this function.
 ///
 /// # Errors
 /// When a signal has arrived since [`catch_signals`].
@@ -329,7 +329,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let start = Instant::now();
-            // This time passes only if `environ` waits in vain.
+            // This timeout expires only if `environ` waits although no execve(2) is in progress.
             let patience = Duration::from_secs(300);
             let environ = environ(pid, patience);
             // The shell sets some variables, but the kernel shows only the initial environment.

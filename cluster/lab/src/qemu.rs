@@ -42,15 +42,15 @@ pub struct Node<'a> {
 /// the CPU time of TCP over EXN.
 const PROCESSOR: &str = "max,-erms,-fsrm";
 
-/// Returns QEMU's accelerators: KVM only if the CPU supports it, because `/dev/kvm` may exist
-/// without this.
+/// Returns QEMU's accelerators. KVM is among them only if the CPU supports it, because `/dev/kvm`
+/// may exist without CPU support.
 fn accelerator() -> &'static str {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let able = cpu
         .lines()
         .filter(|l| l.starts_with("flags"))
         .any(|l| l.split_whitespace().any(|f| f == "vmx" || f == "svm"));
-    // QEMU uses the second one if the first does not work.
+    // QEMU uses the second accelerator if the first does not work.
     if able
         && std::fs::File::options()
             .read(true)
@@ -136,8 +136,8 @@ pub fn command(paths: &Paths, node: &Node<'_>) -> Vec<OsString> {
     arg("-qmp");
     arg(&format!("unix:{},server=on,wait=off", file("qmp.sock")));
     if spec.has_iommu(node.index) {
-        // Precedes the devices that it translates for. In caching mode the guest reports every
-        // mapping to QEMU, which forwards it to the emulator.
+        // The IOMMU precedes the devices that it translates for. In caching mode the guest reports
+        // every mapping to QEMU, which forwards it to the emulator.
         arg("-device");
         arg("intel-iommu,caching-mode=on,intremap=off");
     }
@@ -250,9 +250,9 @@ fn kernel_parameters(node: &Node<'_>) -> String {
         "watchdog_thresh=60".into(),
         "rcupdate.rcu_cpu_stall_timeout=120".into(),
         // While the kernel still uses jiffies, its check of the TSC may wait for a CPU that waits
-        // for this one in stop_machine(). The check's time limit is in jiffies, which do not
-        // advance then (watchdog_check_skew() of Linux 7.3). Slow nodes with two CPUs hung this
-        // way.
+        // for the checking CPU in stop_machine(). The check's time limit is in jiffies, which do
+        // not advance then (watchdog_check_skew() of Linux 7.3). Slow nodes with two CPUs hung for
+        // this reason.
         "tsc=nowatchdog".into(),
         // A timer without an interrupt within ten ticks means a busy host, but the kernel would
         // panic.

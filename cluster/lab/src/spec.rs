@@ -8,7 +8,7 @@ use extoll_emulator_api::variant::Choice;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 
-/// Maximum number of nodes; each needs a host number of a /24 network.
+/// Maximum number of nodes. Each node needs a host number of a /24 network.
 pub const MAX_NODES: usize = 128;
 /// Maximum number of NICs per node.
 pub const MAX_NICS: usize = 8;
@@ -24,9 +24,9 @@ pub const MAX_NAME: usize = 32;
 pub enum BringUp {
     /// Host names and the loopback interface.
     None,
-    /// Like `None`, with the modules loaded.
+    /// Everything of `None`, and the modules are loaded.
     Modules,
-    /// Like `Modules`, with every exnK up, its address 10.2.K.(node+1)/24 and a carrier.
+    /// Everything of `Modules`, and every exnK is up with address 10.2.K.(node+1)/24 and a carrier.
     Net,
 }
 
@@ -69,7 +69,8 @@ pub struct Spec {
     pub bring_up: BringUp,
     /// True if every node runs sshd.
     pub sshd: bool,
-    /// True adds a virtio-net pair and an e1000e pair between node 0 and node 1, for comparisons.
+    /// True adds a virtio-net pair and an e1000e pair between node 0 and node 1, for comparison
+    /// with exn.
     pub bench_nics: bool,
     /// True counts the instructions that nodes execute ([`crate::insns`]). QEMU then never uses
     /// KVM.
@@ -81,7 +82,8 @@ pub struct Spec {
     /// Nodes with an IOMMU; empty: all nodes.
     #[serde(default)]
     pub iommu_nodes: Vec<usize>,
-    /// True splits CPUs and memory into two NUMA nodes; the NICs are at the second one.
+    /// True splits CPUs and memory of each node into two NUMA nodes. The NICs are at the second
+    /// NUMA node.
     #[serde(default)]
     pub numa: bool,
     /// Timing model of the fabric (docs/emulator.md); `LAB_TIMING` or unkind if absent.
@@ -284,14 +286,14 @@ impl Spec {
             self.variant = variable("LAB_VARIANT")?;
         }
         let variant = self.variant.get_or_insert_with(|| "default".into());
-        // Checked here, because the emulator could report a mistake only in its log.
+        // The variant is checked here, because the emulator could report a mistake only in its log.
         variant.parse::<Choice>().context("--variant")?;
         self.timing.get_or_insert(TimingModel::Unkind);
         self.seed.get_or_insert_with(any_seed);
         Ok(())
     }
 
-    /// Returns the options that repeat a run of the fabric, for users; empty without NICs.
+    /// Returns the options with which users can repeat a run of the fabric; empty without NICs.
     pub fn model(&self) -> String {
         match (self.timing, self.seed, &self.variant) {
             (Some(timing), Some(seed), Some(variant)) => {
@@ -377,7 +379,7 @@ mod tests {
         for t in ["file.toml", "dir/ring", "rings:3"] {
             assert_eq!(topology_size(t).unwrap(), None, "{t}");
         }
-        // The emulator would refuse these; the error must give the reason.
+        // The emulator would reject these topologies. The error of `lab` must give the reason.
         for t in [
             "ring:x",
             "ring:2x2",

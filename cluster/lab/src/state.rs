@@ -16,8 +16,8 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(600);
 /// override them.
 #[derive(Clone, Debug)]
 pub struct Paths {
-    /// Parent of the labs' directories (`LAB_STATE`, default `/out/lab`). Short, because it is part
-    /// of the paths of sockets.
+    /// Parent of the labs' directories (`LAB_STATE`, default `/out/lab`). The path must be short,
+    /// because paths of sockets begin with it.
     pub state: PathBuf,
     /// Guest images (`LAB_GUEST`, default `/guest`).
     pub guest: PathBuf,
@@ -134,8 +134,8 @@ impl LabDir {
         )
     }
 
-    /// Keeps other commands from starting or stopping processes of this lab while the result lives.
-    /// Waits until they have finished.
+    /// Locks the lab. Other commands can't start or stop processes of the lab until the returned
+    /// file is closed. Waits for a command that holds the lock.
     ///
     /// # Errors
     /// When another command holds the lock for longer than ten minutes.
@@ -227,7 +227,7 @@ pub fn random() -> u64 {
     let mut bytes = [0; 8];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
         Ok(8) => u64::from_ne_bytes(bytes),
-        // Never happens on Linux. The fallback only needs to be unique.
+        // This branch is never used on Linux. The fallback only needs to be unique.
         _ => {
             let t = SystemTime::now()
                 .duration_since(UNIX_EPOCH)
@@ -280,8 +280,8 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_written_leaves_nothing_behind() {
         let dir = std::env::temp_dir().join(format!("lab-store-{}", std::process::id()));
-        // Renaming to a non-empty directory fails after the temporary file was written, as on a
-        // disk that has just become full.
+        // Renaming to a non-empty directory fails after the temporary file was written, like a
+        // rename on a disk that has just become full.
         std::fs::create_dir_all(dir.join("a.img/x")).unwrap();
         assert!(store(&dir.join("a.img"), b"data").is_err());
         let names: Vec<_> = std::fs::read_dir(&dir)

@@ -2,13 +2,13 @@
 
 /// Boundary of a frame.
 const FLAG: u8 = 0x7e;
-/// Escape: the next byte was XORed with [`FLIP`].
+/// Escape character: the following byte was XORed with [`FLIP`].
 const ESC: u8 = 0x7d;
 const FLIP: u8 = 0x20;
-/// Size of kind and length in bytes.
+/// Size of a frame's kind and length fields in bytes.
 const HEADER: usize = 5;
 
-/// Maximum payload in bytes; arguments and environment of a command may be long.
+/// Maximum payload in bytes. Arguments and environment of a command may be long.
 pub const MAX_PAYLOAD: usize = 4 * 1024 * 1024;
 
 /// A message whose payload is not decoded yet.
@@ -23,11 +23,11 @@ pub struct Frame {
 /// Reason why bytes between two boundaries were dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameError {
-    /// Shorter than a header, or than the length field says.
+    /// The frame is shorter than a header, or than its length field says.
     Cut,
-    /// Longer than the length field says.
+    /// The frame is longer than its length field says.
     Long,
-    /// Longer than [`MAX_PAYLOAD`].
+    /// The payload is longer than [`MAX_PAYLOAD`].
     TooBig,
 }
 
@@ -77,8 +77,8 @@ impl Decoder {
         self.input.extend_from_slice(bytes);
     }
 
-    /// Returns the next complete frame, or the reason why one was dropped; `None` if more bytes are
-    /// needed.
+    /// Returns the next complete frame, or the reason why a frame was dropped; `None` if more bytes
+    /// are needed.
     pub fn next_frame(&mut self) -> Option<Result<Frame, FrameError>> {
         while self.at < self.input.len() {
             let rest = &self.input[self.at..];
@@ -180,7 +180,8 @@ mod tests {
                 let got = drain(&mut d);
                 let want = Ok(Frame { kind: 1, payload: b"hello".to_vec() });
                 prop_assert_eq!(got.last(), Some(&want));
-    // Before it comes no frame, an error, or the whole cut frame if only its boundary is missing.
+    // The result before the last one is absent, an error, or the whole cut frame if only its
+    // boundary is missing.
                 let whole = Ok(Frame { kind: 3, payload });
                 prop_assert!(got[..got.len() - 1].iter().all(|f| f.is_err() || *f == whole));
             }

@@ -17,13 +17,13 @@ pub use frame::{encode, Decoder, Frame, FrameError, MAX_PAYLOAD};
 
 use serde::{Deserialize, Serialize};
 
-/// Version of this protocol; the agent reports its own in [`GuestMsg::HelloAck`].
+/// Version of this protocol. The agent reports its version in [`GuestMsg::HelloAck`].
 pub const VERSION: u32 = 1;
-/// Maximum standard input in flight before the agent grants more, in bytes.
+/// Maximum number of bytes of standard input that the host sends before the agent grants more.
 pub const STDIN_WINDOW: usize = 256 * 1024;
 /// Maximum data in one message, in bytes.
 pub const CHUNK: usize = 16 * 1024;
-/// Number of ports of a node, and so of commands that can run in parallel.
+/// Number of ports of a node, which is the number of commands that can run in parallel.
 pub const PORTS: usize = 16;
 
 /// Returns the name of a port in the node (`/dev/virtio-ports/…` and sysfs).
@@ -91,7 +91,7 @@ impl std::fmt::Display for Status {
 pub enum HostMsg {
     /// Begins a session with this random number and ends the port's previous session.
     Hello(u64),
-    /// Runs a command; once per session.
+    /// Runs a command; valid once per session.
     Start(Request),
     /// Standard input: up to [`CHUNK`] bytes, within the granted window.
     Stdin(Vec<u8>),
@@ -108,7 +108,7 @@ pub enum HostMsg {
 pub enum GuestMsg {
     /// Answer to [`HostMsg::Hello`].
     HelloAck {
-        /// Number of the Hello.
+        /// Random number of the [`HostMsg::Hello`] that is answered.
         nonce: u64,
         /// [`VERSION`] of the agent.
         version: u32,
@@ -124,7 +124,7 @@ pub enum GuestMsg {
     /// Reason why the command could not be started or the request was malformed. Last message of a
     /// session.
     Failed(String),
-    /// The agent has no session on this port: it was restarted, or the message is valid only within
+    /// The agent has no session on this port. It was restarted, or the message is valid only within
     /// a session.
     NoSession,
 }
@@ -186,8 +186,8 @@ impl HostMsg {
 
     /// Reads a message out of a frame.
     ///
-    /// When the kind is unknown or the payload does not fit it.
-    /// When the kind is unknown or the payload doesn't fit it.
+    /// # Errors
+    /// When the kind is unknown or the payload does not fit the kind.
     pub fn get(frame: Frame) -> Result<Self, BadMessage> {
         let d = frame.payload;
         Ok(match frame.kind {
@@ -220,8 +220,8 @@ impl GuestMsg {
 
     /// Reads a message out of a frame.
     ///
-    /// When the kind is unknown or the payload does not fit it.
-    /// When the kind is unknown or the payload doesn't fit it.
+    /// # Errors
+    /// When the kind is unknown or the payload does not fit the kind.
     pub fn get(frame: Frame) -> Result<Self, BadMessage> {
         let d = frame.payload;
         Ok(match frame.kind {

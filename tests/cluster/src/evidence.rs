@@ -8,12 +8,12 @@ use anyhow::{anyhow, bail, ensure, Context, Error, Result};
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-/// Numbers of the base driver's reasons that count in a healthy cluster too (docs/driver.md).
-/// Examples: full budgets, interrupts for a client that is closing, repairs without loss, links
-/// that came up, throttled programs, ports of a peer that are not open yet.
+/// Numbers of the base driver's reasons whose counters also grow in a healthy cluster
+/// (docs/driver.md). Examples: full budgets, interrupts for a client that is closing, repairs
+/// without loss, links that came up, throttled programs, ports of a peer that are not open yet.
 const USUAL: &[u32] = &[1, 3, 6, 10, 17, 18, 29, 33, 36];
-/// Reasons of exn that count in a healthy cluster too (docs/exn.md), for example frames while the
-/// interface goes down or comes up.
+/// Reasons of exn whose counters also grow in a healthy cluster (docs/exn.md), for example frames
+/// while the interface goes down or comes up.
 const USUAL_OF_EXN: &[&str] = &[
     "tx_no_carrier",
     "tx_flushed",
@@ -88,8 +88,8 @@ pub fn run(scenario: &Scenario, lab: &Lab, before: &[&str]) -> Shown {
     }
 }
 
-/// Removes the files that earlier scenarios of the same cluster left in the nodes' `/tmp`, because
-/// a scenario must not find them under its own names. Directories that scenarios share stay.
+/// Removes the files that earlier scenarios of the same cluster left in the nodes' `/tmp`, so that
+/// no scenario mistakes them for its own files. Directories that scenarios share stay.
 fn sweep(lab: &Lab) -> Result<()> {
     let script = "find /tmp -mindepth 1 -maxdepth 1 ! -name guest ! -name block -exec rm -rf {} +";
     for node in 0..lab.spec().nodes {
@@ -127,8 +127,8 @@ impl Counted {
         nodes.collect::<Result<_>>().map(Self)
     }
 
-    /// Fails if a counter has grown between `self` and `after`. A counter that has shrunk started
-    /// again from 0, because its driver was loaded again.
+    /// Fails if a counter has grown between `self` and `after`. A counter that has shrunk restarted
+    /// from 0, because its driver was loaded again.
     fn no_errors_until(&self, after: &Self) -> Result<()> {
         let mut grown = vec![];
         for (node, (before, after)) in self.0.iter().zip(&after.0).enumerate() {
@@ -150,8 +150,8 @@ impl Counted {
     }
 }
 
-/// Parses `counters` of the base driver and, after an empty line, `reasons` of exn. Returns those
-/// that must not grow in a healthy cluster; values of several NICs are added.
+/// Parses `counters` of the base driver and, after an empty line, `reasons` of exn. Returns the
+/// counters that must not grow in a healthy cluster. Values of several NICs are added.
 fn errors(text: &str) -> Result<BTreeMap<String, u64>> {
     let (base, exn) = text.split_once("\n\n").context("no empty line")?;
     let mut errors = BTreeMap::new();

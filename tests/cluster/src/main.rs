@@ -81,7 +81,7 @@ struct Args {
     keep: PathBuf,
 }
 
-/// Maximum number of nodes with the debug kernel. Each takes 2.5 GiB of memory and a minute to
+/// Maximum number of nodes with the debug kernel. Each node takes 2.5 GiB of memory and a minute to
 /// boot.
 const MAX_DEBUG_NODES: usize = 2;
 /// Maximum number of simultaneous runs in one work tree.
@@ -145,8 +145,8 @@ fn shard(text: &str) -> Result<(usize, usize)> {
     Ok((k, n))
 }
 
-/// Returns the scenarios of this run, and one line for each other that matches the filter, with the
-/// reason why it is left out.
+/// Returns the scenarios of this run. Also returns one line for each scenario that matches the
+/// filter but is left out, with the reason.
 fn chosen(args: &Args) -> Result<(Vec<Scenario>, Vec<String>)> {
     let all = scenarios::all();
     let numbers = spec_numbers(&all);
@@ -355,8 +355,7 @@ mod tests {
         assert_eq!(names.len(), all.len());
     }
 
-    /// The gate stays below the time that a commit may take: its scenarios and its clusters to boot
-    /// are limited.
+    /// The gate has few scenarios and boots few clusters, because each commit must pass it.
     #[test]
     fn the_gate_stays_small() {
         let gate: Vec<_> = scenarios::all().into_iter().filter(|s| s.gate).collect();

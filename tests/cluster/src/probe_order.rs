@@ -42,8 +42,8 @@ fn line(line: &str) -> Option<Access> {
 struct Walk {
     accesses: Vec<Access>,
     at: usize,
-    /// Makes up missing accesses, to generate a reference list. The function returns the values
-    /// that the list leaves open.
+    /// Function that makes up a missing access, to generate a reference list. It returns the value
+    /// of an access that the list leaves open.
     invent: Option<fn(bool, u32, usize) -> u64>,
 }
 
@@ -115,12 +115,12 @@ pub fn check(accesses: &[Access]) -> Result<usize> {
     Ok(t.at)
 }
 
-/// Number of accesses in the reference, and number of those that the driver adds.
+/// Number of accesses in the reference, and number of accesses that the driver adds.
 pub const REFERENCE: usize = 8721;
 pub const ADDED: usize = STOPPED.len() + 1 + 258 + 64 + 2;
 
-/// Addition, before the reference begins: all units are stopped (SNQ, n0 to n3, queue engines, ATU,
-/// SMFU), followed by a read.
+/// Addition before the reference begins: registers to which the driver writes 0, so that all units
+/// stop (SNQ, n0 to n3, queue engines, ATU, SMFU). A read follows the writes.
 const STOPPED: [u32; 9] = [
     0x10068, 0x9418, 0x9498, 0x9518, 0x9598, 0xC0_0000, 0xE0_0000, 0xC000, 0xA000,
 ];
@@ -145,8 +145,9 @@ fn flush(t: &mut Walk) -> Result<()> {
     Ok(())
 }
 
-/// Addition, before step 24: all target bases are set to the later default, so that no old base
-/// remains. The default must not be 0, which may mean the start of memory. Returns the default.
+/// Addition, before step 24: all target bases are set to the later default, so that no base of an
+/// earlier driver remains. The default must not be 0, which may mean the start of memory. Returns
+/// the default.
 fn targets(t: &mut Walk) -> Result<u64> {
     let base = t.any(0xA880)?;
     ensure!(base != 0, "target base 0");
@@ -401,7 +402,7 @@ impl Vpids {
 }
 
 /// Checks that every VPID has a queue before it is enabled. Returns the number of times that VPIDs
-/// were enabled, in VELO and in RMA. `moves`: processes move write pointers by ioctl.
+/// were enabled, in VELO and in RMA. `moves` is true if processes move write pointers by ioctl.
 pub fn enabled(accesses: &[Access], moves: bool) -> Result<[usize; 2]> {
     let velo = VELO.opened(accesses, moves).context("VELO")?;
     let rma = RMA.opened(accesses, moves).context("RMA")?;
@@ -496,7 +497,6 @@ mod tests {
     fn every_deviation_is_found() {
         let good = reference();
         assert_eq!(check(&good).unwrap(), good.len());
-        // The reference and the driver's additions.
         assert_eq!(good.len(), REFERENCE + ADDED);
         for i in (1..good.len()).step_by(41) {
             let mut missing = good.clone();

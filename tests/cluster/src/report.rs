@@ -19,9 +19,9 @@ pub enum Verdict {
     Passed,
     /// Failed, with the reason.
     Failed(String),
-    /// Failed with this reason, and to be repeated.
+    /// Failed with this reason. The scenario will be repeated.
     Again(String),
-    /// Failed at first, but passed when repeated alone.
+    /// Failed at first, but passed when it was repeated alone.
     Flaky(String),
     /// Interrupted by the end of the run.
     Cut,
@@ -71,7 +71,7 @@ pub struct Cost {
 pub struct Key {
     /// Commit under test; empty if the work tree has uncommitted changes.
     pub commit: String,
-    /// `stock` or `debug`.
+    /// Kernel of the nodes: `stock` or `debug`.
     pub kernel: &'static str,
     /// Environment variables of [`VARIABLES`] that are set.
     pub variables: BTreeMap<&'static str, String>,
@@ -223,7 +223,7 @@ impl Report {
             Verdict::Passed => println!("ok      vm::{name} ({took})"),
             Verdict::Cut => println!("cut     vm::{name} ({took})"),
             Verdict::Again(why) => println!("again   vm::{name} ({took}): {why}"),
-            // Failures of repetitions are printed with the final verdict.
+            // The final verdict contains the failures of repetitions.
             Verdict::Failed(why) if attempt == 1 => {
                 println!("FAILED  vm::{name} ({took}): {why}");
                 println!("to repeat it: {}", self.key.command(name));

@@ -17,7 +17,8 @@ const BOOT_DEADLINE: Duration = Duration::from_secs(400);
 const GRACE: Duration = Duration::from_secs(30);
 /// Time between two checks of the used CPU time and of the end of the run.
 const TICK: Duration = Duration::from_secs(1);
-/// Number of failed boots in a row that end the run, because then the scenarios are not the cause.
+/// Number of consecutive failed boots that end the run, because then the scenarios are not the
+/// cause.
 const FAILED_BOOTS: usize = 2;
 
 /// Limits of the repetition of failed scenarios, each alone in a fresh cluster.
@@ -83,7 +84,7 @@ impl Run {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the run. The first reason is kept.
+    /// Ends the run. Only the first reason is kept.
     pub fn stop(&self, why: &str) {
         self.state().stop.get_or_insert_with(|| why.to_owned());
     }
@@ -351,7 +352,7 @@ impl Run {
             };
             return (outcome, Some(held));
         }
-        // Dropping is not enough, because the thread of a hanging scenario still holds the lab.
+        // Dropping `lab` is not enough, because the thread of a hanging scenario still holds it.
         remove(lab.name());
         (outcome, None)
     }
@@ -462,8 +463,8 @@ fn defect(lab: &str) -> (String, bool) {
     }
 }
 
-/// Returns the names among `all` of a lab and of the labs that its scenarios started, which have
-/// its name as prefix.
+/// Returns the names in `all` that belong to the lab or to labs that its scenarios started. The
+/// names of such labs begin with the name of the lab.
 fn below(all: Vec<String>, lab: &str) -> Vec<String> {
     let beside = format!("{lab}-");
     let is_one = |n: &String| n == lab || n.starts_with(&beside);

@@ -12,13 +12,13 @@ use lab::{Cluster, Paths};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-// Target and rate of a fault. Not a doc comment, because clap would show it as the help of each
-// command.
+// Node, NIC and rate of a fault. This is not a doc comment, because clap would show a doc comment
+// as the help of each command.
 #[derive(Args)]
 pub struct EveryNth {
     /// Node
     node: String,
-    /// Inject it into every n-th one; 0 ends it
+    /// Inject the fault into every n-th translation, command or packet; 0 ends the fault
     #[arg(long)]
     every: u32,
     /// NIC of the node
@@ -26,13 +26,14 @@ pub struct EveryNth {
     nic: usize,
 }
 
-/// Fault to inject. Links are written `NODE PORT`, or as one word: `all`, `NIC:PORT`, `nicN`, `N-M`
-/// (NICs are counted over all nodes).
+/// Fault to inject. Users write links as `NODE PORT` or as one word: `all`, `NIC:PORT`, `nicN` (all
+/// links of a NIC) or `N-M` (links between two NICs). NICs are counted over all nodes.
 #[derive(Subcommand)]
 pub enum FaultVerb {
     /// Pull cables
     LinkDown {
-        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
+        /// or all
         #[arg(required = true, num_args = 1..=2)]
         link: Vec<String>,
         /// Hold packets while the link is down instead of dropping them
@@ -41,22 +42,24 @@ pub enum FaultVerb {
     },
     /// Plug cables in
     LinkUp {
-        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
+        /// or all
         #[arg(required = true, num_args = 1..=2)]
         link: Vec<String>,
     },
     /// Pull cables and plug them in again, repeatedly
     Flap {
-        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
+        /// or all
         #[arg(default_value = "all", num_args = 1..=2)]
         link: Vec<String>,
-        /// Time down, ms
+        /// Time for which the link stays down, in ms
         #[arg(long, default_value_t = 100)]
         down_ms: u64,
-        /// Time up, ms
+        /// Time for which the link stays up, in ms
         #[arg(long, default_value_t = 100)]
         up_ms: u64,
-        /// Number of times
+        /// Number of times that the link goes down
         #[arg(long, default_value_t = 1)]
         count: u32,
         /// Drop packets while the link is down instead of holding them
@@ -65,7 +68,8 @@ pub enum FaultVerb {
     },
     /// Damage transmissions, which the link layer repairs
     Corrupt {
-        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
+        /// or all
         #[arg(default_value = "all", num_args = 1..=2)]
         link: Vec<String>,
         /// Probability per transmission; 0 ends the fault
@@ -74,7 +78,8 @@ pub enum FaultVerb {
     },
     /// Lose transmissions, which the link layer repairs
     Lose {
-        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
+        /// or all
         #[arg(default_value = "all", num_args = 1..=2)]
         link: Vec<String>,
         /// Probability per transmission; 0 ends the fault
@@ -83,13 +88,14 @@ pub enum FaultVerb {
     },
     /// Slow links down
     Slow {
-        /// NODE PORT, all, NIC:PORT, nicN or N-M
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
+        /// or all
         #[arg(default_value = "all", num_args = 1..=2)]
         link: Vec<String>,
-        /// Delay, µs
+        /// Latency of the link in µs
         #[arg(long)]
         latency_us: Option<u64>,
-        /// Payload bytes per second, 0: no limit
+        /// Bandwidth of the link in payload bytes per second; 0: no limit
         #[arg(long)]
         bytes_per_second: Option<u64>,
     },
@@ -139,7 +145,8 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Make registers hang: reads return all ones, writes are dropped, everything else continues
+    /// Make a NIC's registers hang: reads return all ones, writes are dropped, everything else
+    /// continues
     Deaf {
         /// Node
         node: String,
@@ -162,10 +169,10 @@ pub enum FaultVerb {
         /// (system notification queue), or msi (interrupts)
         #[arg(long, group = "what", value_parser = lossy_ring)]
         ring: Option<LossyRing>,
-        /// Only into the queue of this VPID
+        /// Lose only writes into the queue of this VPID
         #[arg(long, requires = "ring")]
         vpid: Option<u8>,
-        /// Only this slot (0 to 2) of VELO messages of several slots
+        /// Lose only this slot (0 to 2) of VELO messages that use several slots
         #[arg(long, requires = "ring")]
         slot: Option<u8>,
         /// Number of messages, notifications or entries to lose; 0 ends the fault
@@ -244,7 +251,7 @@ pub enum FaultVerb {
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
-    /// Restart the random number generator
+    /// Restart the random number generator of the fabric with a new seed
     Seed {
         /// Seed
         seed: u64,
@@ -253,7 +260,7 @@ pub enum FaultVerb {
     Forge {
         /// Node that receives them
         node: String,
-        /// The packets as JSON, in their order
+        /// Packets as JSON, in the order of their delivery
         #[arg(required = true)]
         packets: Vec<String>,
         /// Number of times that all packets are delivered

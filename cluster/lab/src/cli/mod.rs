@@ -31,7 +31,7 @@ struct Cli {
     verb: Verb,
 }
 
-/// Selection of a lab.
+/// Options that select a lab.
 #[derive(Args)]
 struct Which {
     /// Name of the lab

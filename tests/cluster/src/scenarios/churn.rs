@@ -219,13 +219,14 @@ fn power_off(lab: &Lab) -> Result<()> {
     ensure!(load.is_running(), "the transfer has ended");
     let given_up = node(lab, 0).ethtool("tx_rdv_timeout")?;
     let lost = node(lab, 0).net("tx_dropped")? + node(lab, 0).net("tx_errors")?;
-    // The peer stops fetching, so that frames are in flight when it loses power.
+    // A frozen peer stops fetching, so that frames are in flight when the peer loses power.
     lab.fault(&["freeze", "1"])?;
     lab.until("frames are in flight", PATIENCE, |_| {
         Ok(node(lab, 0).ethtool("tx_rdv_in_flight")? > 0)
     })?;
     lab.fault(&["power-off", "1"])?;
-    // The surviving node stays usable: it gives up and counts its frames, and gets no answer.
+    // The surviving node stays usable: it gives up and counts its frames, and gets no answer to its
+    // pings.
     let gone = lab.sh_for(0, "ping -q -c 3 -i 0.3 -W 1 node1", PATIENCE)?;
     ensure!(
         gone.status == 1 && gone.stdout.contains(" 0 received"),

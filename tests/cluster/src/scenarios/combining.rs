@@ -10,7 +10,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
-/// Two nodes, one cable; see docs/emulator.md for the options.
+/// Two nodes with one cable. docs/emulator.md describes the options.
 const COMBINING: Spec = Spec::pair().emulator(&[
     "--nic-option=wc=lines",
     "--nic-option=wc-commit-ns=2000000",
@@ -40,7 +40,7 @@ fn combining(lab: &Lab, command: &str) -> Result<String> {
     )
 }
 
-/// The kernel's drivers, the library and a program with its own fences fence every descriptor.
+/// The kernel's drivers, the libraries and a program with its own fences fence every descriptor.
 fn fenced(lab: &Lab) -> Result<()> {
     let before = unfenced(lab)?;
     combining(lab, "fenced")?;

@@ -1,4 +1,4 @@
-//! The base driver by itself.
+//! Scenarios of the base driver alone.
 
 use super::node::{node, Options};
 use super::{on_pair, uapi};
@@ -57,8 +57,8 @@ fn unit_tests(lab: &Lab) -> Result<()> {
 /// A probe follows the reference order. The modules of node 0 are loaded again and every register
 /// access is compared with HW §3.
 fn probe(lab: &Lab) -> Result<()> {
-    // The peer stays quiet. Its frames would meet closed ports and cause an event, whose interrupt
-    // handler would add register accesses.
+    // The peer is silenced, because its frames would arrive at closed ports and cause an event. The
+    // event's interrupt handler would add register accesses.
     lab.ok(1, "ip link set exn0 down")?;
     node(lab, 0).unload()?;
     let traced = |what: &dyn Fn() -> Result<()>| -> Result<_> {
@@ -77,7 +77,7 @@ fn probe(lab: &Lab) -> Result<()> {
     let n = probe_order::check(&accesses)?;
     let want = probe_order::REFERENCE + probe_order::ADDED;
     ensure!(n == want, "the probe has {n} accesses instead of {want}");
-    // The network driver opens its ports.
+    // Setting the interface up makes the network driver open its ports.
     let accesses = traced(&|| lab.ok(0, "ip link set exn0 up").map(drop))?;
     let enabled = probe_order::enabled(&accesses, false)?;
     ensure!(enabled == [1, 1], "{enabled:?} VPIDs were enabled");
@@ -97,8 +97,8 @@ v.close()";
             .map(drop)
     })?;
     let enabled = probe_order::enabled(&accesses, true)?;
-    // RMA enables its VPID with each queue. On a slow host it does so once more, for the commands
-    // that prove that the earlier ones were executed.
+    // RMA enables its VPID with each queue. On a slow host it enables the VPID once more, for
+    // commands that prove that all earlier commands were executed.
     ensure!(
         matches!(enabled, [1, 2 | 3]),
         "{enabled:?} VPIDs were enabled"

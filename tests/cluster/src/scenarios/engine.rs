@@ -33,8 +33,8 @@ fn numbers(r: &Lines, want: &[(&str, u64)]) -> Result<()> {
     Ok(())
 }
 
-/// Lists with random boundaries move exactly the right bytes; the memory around them is compared
-/// too.
+/// Transfers of lists with random boundaries write exactly the right bytes. The memory around them
+/// is compared too.
 fn lists(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let run = |node, there: &Offer, words: &str| -> Result<()> {
@@ -51,8 +51,8 @@ fn lists(lab: &Lab) -> Result<()> {
     let pages = offer(lab, "pages", 128 << 10, "rw", 21)?;
     run(0, &pages, "bytes=131072 count=16 frags=8 seed=21")?;
     lab.raw(1, "withdraw")?;
-    // Up to more fragments than a message of Lustre has pages, from both nodes, to the own node, in
-    // several traffic classes.
+    // The next runs use more fragments than a Lustre message has pages. They start at both nodes,
+    // send to the own node too, and use several traffic classes.
     let pages = offer(lab, "pages", 64 << 10, "rw", 22)?;
     run(0, &pages, "bytes=65536 count=6 frags=512 seed=22 tc=1")?;
     lab.raw(1, "withdraw")?;
@@ -70,15 +70,16 @@ fn lists(lab: &Lab) -> Result<()> {
         "bytes=32768 count=12 frags=40 kind=bus seed=24 tc=3",
     )?;
     lab.raw(1, "withdraw")?;
-    // Fragments of single bytes.
+    // Each fragment has one byte or a few bytes.
     let tiny = offer(lab, "pages", 4096, "rw", 25)?;
     run(0, &tiny, "bytes=4096 count=3 frags=512 seed=25")?;
     lab.raw(1, "withdraw")?;
     end(lab)
 }
 
-/// Each owner is called once with the outcome and once when its transfer is quiet, in both
-/// contexts. A full engine returns an error.
+/// The owner of a transfer is called once with the outcome and once when no command can access the
+/// memory any more. Both calls may come from interrupt or process context. A full engine returns an
+/// error.
 fn completions(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let there = offer(lab, "pages", 256 << 10, "rw", 31)?;
@@ -98,8 +99,8 @@ fn completions(lab: &Lab) -> Result<()> {
         ensure!(count >= 200, "{r:?}");
         let want = [("ok", count), ("settled", count), ("wrong", 0), ("all", 1)];
         numbers(&r, &want)?;
-        // Submissions from process context wait for a free slot. Others may fail because no slot
-        // was free.
+        // Submissions from process context wait for a free slot. Submissions from callbacks may
+        // fail because no slot is free.
         ensure!(number(&r, "nested")? >= count / 8, "{r:?}");
         let busy = number(&r, "busy")?;
         ensure!(words.starts_with("inflight=64") || busy > 0, "{r:?}");

@@ -1,5 +1,6 @@
-//! Connection setup of AF_EXTL: which peer is asked, how long the program waits, which NIC carries
-//! the data. `guest/extl_connect.py` does the work inside the nodes.
+//! Connection setup of AF_EXTL: which peer gets a request for a direct connection, how long the
+//! program waits, which NIC carries the data. `guest/extl_connect.py` does the work inside the
+//! nodes.
 
 use crate::cluster::{Lab, Running, Spec, PATIENCE};
 use crate::scenarios::ds::sockets::{bypassing, configured, PATIENT, REMOVED};
@@ -72,8 +73,9 @@ pub(super) fn with_options(lab: &Lab, options: &str) -> Result<()> {
         .map(drop)
 }
 
-/// A server that accepts too late delays a client once, not for each connection, and is asked again
-/// later. A server that waits for data (`TCP_DEFER_ACCEPT`) is recognized as such at its own end.
+/// A server that accepts too late delays a client only once. Later connections use TCP at once,
+/// until the client's node sends the next request. A server that waits for data
+/// (`TCP_DEFER_ACCEPT`) is recognized by its own node.
 fn late(lab: &Lab) -> Result<()> {
     with_options(
         lab,
@@ -85,7 +87,7 @@ fn late(lab: &Lab) -> Result<()> {
     lab.until("the server is asked again", PATIENCE, |lab| {
         Ok(run(lab, "ask alias4 10.2.0.2 7700 1")? == "3/0")
     })?;
-    // Other servers of the same peer are still asked.
+    // Other servers of the same node still receive requests.
     let other = serve(lab, 1, "", "alias4 0.0.0.0 7701 slow=1")?;
     let said = run(lab, "ask alias4 10.2.0.2 7701 1")?;
     ensure!(said == "2/13", "{said}");
@@ -190,8 +192,8 @@ fn ports(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A neighbour that does not answer delays only one connect. Later ones fail over to TCP without a
-/// long wait. A neighbour whose address is not resolved yet is found.
+/// A neighbour that does not answer delays only the first connect. Later connects fail over to TCP
+/// without a long wait. A neighbour whose address is not resolved yet is found.
 fn neighbour(lab: &Lab) -> Result<()> {
     let said = run(lab, "dead alias4 10.2.0.77 7730 6")?;
     let mut times = vec![];
@@ -201,7 +203,7 @@ fn neighbour(lab: &Lab) -> Result<()> {
         times.push(time.parse::<u32>()?);
     }
     ensure!(times.len() == 6, "{said}");
-    // Each later connect could have waited as long as the first. Some may have waited for a CPU.
+    // Compares the median of the later connects, because single ones may have waited for a CPU.
     times[1..].sort_unstable();
     ensure!(times[0] >= 20 && 4 * times[3] < 3 * times[0], "{said}");
     let server = serve(lab, 1, "", "alias4 0.0.0.0 7731")?;
@@ -220,7 +222,7 @@ fn signal(lab: &Lab) -> Result<()> {
         with_options(lab, "af_extl.ask_ms=500 af_extl.asks=4 af_extl.silent_ms=0")?;
         let server = serve(lab, 1, "", "tcp4 0.0.0.0 7740")?;
         let said = run(lab, "signal alias4 10.2.0.2 7740")?;
-        // The peer does not answer the last request.
+        // The peer does not answer the second request.
         ensure!(said == "4/0 2/6", "{said}");
         server.stop();
         Ok(())

@@ -146,7 +146,7 @@ fn direct_threads(lab: &Lab) -> Result<()> {
     none_left(lab, 1)
 }
 
-/// Flags of calls, and all kinds of ends of a connection, work as with TCP.
+/// Call flags and all ways to end a connection work as with TCP.
 fn direct_calls(lab: &Lab) -> Result<()> {
     for (port, kind) in [(7610, "extl4"), (7611, "alias6")] {
         let server = serve(lab, kind, port)?;
@@ -185,7 +185,7 @@ fn direct_busy_poll(lab: &Lab) -> Result<()> {
 
 /// The same calls give the same results on direct connections and on connections of TCP.
 fn direct_calls_same(lab: &Lab) -> Result<()> {
-    // The debug kernel lacks the interface for 32-bit programs.
+    // The debug kernel has no system calls for 32-bit programs.
     let expected = match lab.ok(0, "ls /proc/sys/abi; uname -r")? {
         said if said.contains("vsyscall32") => "same",
         said => {
@@ -316,7 +316,7 @@ fn direct_fallback(lab: &Lab) -> Result<()> {
             ensure!(said.trim() == *expected, "{server}: {said}, not {expected}");
         }
         serving.stop();
-        // Node 1 does not need the module for `tcp4`, so it may not be loaded there.
+        // The module may be missing on node 1, because `tcp4` does not need it.
         if server != "tcp4" {
             none_left(lab, 1)?;
         }
@@ -333,7 +333,8 @@ fn direct_fallback(lab: &Lab) -> Result<()> {
         echo("alias4", 7632, &["same 2 12"])?;
         let none = "echo 'install af_extl /bin/false' >/etc/modprobe.d/extl.conf";
         lab.ok(1, &format!("{REMOVED} && {none}"))?;
-        // The peer does not answer. The client asks it once, and not again for some time.
+        // The peer does not answer. The client's node sends one request, and no further request for
+        // some time.
         echo("tcp4", 7633, &["same 2 6", "same 2 7"])?;
         lab.ok(1, "rm /etc/modprobe.d/extl.conf")?;
         load(1, 1)?;
@@ -347,15 +348,15 @@ fn direct_fallback(lab: &Lab) -> Result<()> {
     echo("alias4", 7635, &["same 3 0"])
 }
 
-/// The data path of a NIC can be unbound while connections use it: they end with an error. After it
-/// is bound again, new connections use it.
+/// The data path of a NIC can be unbound while connections use it. These connections end with an
+/// error. After the data path is bound again, new connections use it.
 fn direct_unbind(lab: &Lab) -> Result<()> {
     const DEVICE: &str = "cd /sys/bus/auxiliary/drivers/af_extl.af_extl* && \
         dev=$(ls -d extoll.af_extl.*) && echo $dev";
     for port in [7640, 7641] {
         let server = serve(lab, "alias4", port)?;
         let holder = Holder::new(lab, port)?;
-        // First the client's node, then the server's.
+        // Unbinds the data path of the client's node first, then that of the server's node.
         let n = (port - 7640) as usize;
         let device = lab.ok(n, &format!("{DEVICE} && echo $dev >unbind"))?;
         let error = holder.error()?;
@@ -366,7 +367,7 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
             n,
             &format!("echo {} >$(echo {directory}/bind)", device.trim()),
         )?;
-        // The client asks a silent node again after some time.
+        // The client's node sends the next request to a silent node only after some time.
         lab.until("data bypass TCP again", LONG, |lab| {
             let said = run(lab, &format!("echo alias4 10.2.0.2 {port} 1 5000"));
             // Waiting does not help with other errors.
@@ -380,7 +381,7 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
         none_left(lab, 1)?;
     }
     places_are_free(lab)?;
-    // The same with the whole NIC, including TCP's interface.
+    // Unbinds and binds the whole NIC, including the interface that TCP uses.
     let server = serve(lab, "alias4", 7642)?;
     let holder = Holder::new(lab, 7642)?;
     node(lab, 0).unbind()?;
@@ -399,7 +400,7 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
 /// While the data path of a node is unbound and bound, each of many new connections carries its
 /// data or ends with an error.
 fn direct_churn(lab: &Lab) -> Result<()> {
-    // The client soon asks a node again that was silent.
+    // With these options the client's node soon sends the next request to a node that was silent.
     let load = |options: &str| {
         let configured = configured(options);
         lab.ok(0, &format!("{REMOVED} && {configured} && modprobe af_extl"))
@@ -435,7 +436,7 @@ fn churn(lab: &Lab) -> Result<()> {
 
 /// When a node loses its power, connections to it end in bounded time.
 fn direct_power_off(lab: &Lab) -> Result<()> {
-    // The server is lost with its node.
+    // The server ends when its node loses power.
     drop(serve(lab, "alias4", 7650)?);
     let program = guest::program("extl_direct");
     lab.ok(
@@ -457,7 +458,8 @@ fn direct_power_off(lab: &Lab) -> Result<()> {
     // The program's own time-out of two seconds applies, not the default of ten.
     ensure!(sooner == "ETIMEDOUT", "{sooner}");
     ensure!(at + 3. < later, "{at} and {later}");
-    // TCP's own error for its connection, whose neighbour does not answer either.
+    // The other connection ends with TCP's own error, because TCP's neighbour does not answer
+    // either.
     let of_tcp = ["ETIMEDOUT", "EHOSTUNREACH"].contains(&asked.as_str());
     ensure!(of_tcp, "{asked}");
     none_left(lab, 0)

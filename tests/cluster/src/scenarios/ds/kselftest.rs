@@ -1,6 +1,6 @@
-//! Unmodified selftests of the kernel, with all sockets of both nodes switched to AF_EXTL: what
-//! they check of TCP must hold for direct connections too. They are compiled from the kernel source
-//! package that the modules are built from.
+//! Unmodified selftests of the kernel, with all sockets of both nodes switched to AF_EXTL. Direct
+//! connections must pass the selftests that TCP passes. The selftests are compiled from the kernel
+//! source package that the modules are built from.
 
 use crate::cluster::Lab;
 use crate::scenarios::ds::users::{counter, switched};
@@ -27,7 +27,7 @@ pub fn all() -> Vec<Scenario> {
         })
         .stock_only(),
         on_pair("af_extl::kselftest_tcp_inq", |lab| {
-            // It uses only addresses of lo, so TCP carries the data.
+            // The selftest uses only addresses of lo, so TCP carries the data.
             lab.ok(0, "modprobe af_extl && extlctl enable")?;
             let done = counter(lab, 0, "fallback-no-route").and_then(|before| {
                 tcp_inq(lab)?;
@@ -101,7 +101,7 @@ fn mptcp_connect(lab: &Lab) -> Result<()> {
         "-c TCPINQ",
         "-R 16384 -S 16384",
     ] {
-        // The test reports at most 1 KiB as unread.
+        // The selftest reports at most 1 KiB as unread.
         let size = match options {
             "-c TCPINQ" => 1001,
             _ => volume(700_001, 20_000_001),

@@ -169,7 +169,7 @@ fn switch_static(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Programs can be selected and excluded by name.
+/// The switch can select and exclude programs by name.
 fn switch_names(lab: &Lab) -> Result<()> {
     for (options, expected) in [
         ("", "extl tcp"),
@@ -207,7 +207,7 @@ fn switch_cgroup(lab: &Lab) -> Result<()> {
             (inside(&format!("{GROUP}-other")), "tcp"),
             (inside(GROUP), "extl tcp"),
             (inside(&format!("{GROUP}/below")), "extl tcp"),
-            // Namespaces of a container.
+            // The program runs in namespaces of its own, as in a container.
             (
                 inside(&format!("{GROUP}/below")) + "unshare --net --mount --uts --ipc --cgroup ",
                 "extl tcp",
@@ -381,7 +381,7 @@ fn extlss(lab: &Lab) -> Result<()> {
     let said = lab.ok(0, "extlctl --json stats -i 0.2 -c 2")?;
     ensure!(said.lines().count() == 2, "{said}");
     sending.stop();
-    // First the peer has no data path, then no socket of AF_EXTL.
+    // First the peer has no data path, then its program has no socket of AF_EXTL.
     set_data_path(lab, 1, false)?;
     let reason = |port: u32, name: &str, words: &str| -> Result<()> {
         let line = format!("extl-run {}", plain(&format!("send 10.2.0.2 {port} 100")));

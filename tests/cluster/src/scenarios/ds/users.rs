@@ -1,6 +1,6 @@
-//! Unmodified programs with all sockets of both nodes switched (`extlctl enable`): their results
-//! must be right and their data must bypass TCP. Each also runs against a node without the module,
-//! by TCP.
+//! Unmodified programs with all sockets of both nodes switched (`extlctl enable`). Their results
+//! must be right and their data must bypass TCP. The full run repeats each program by TCP, for
+//! example against a node without the module.
 
 use crate::cluster::{full, Lab, Running, PATIENCE};
 use crate::scenarios::ds::sockets::{bypass, known, rules_kept, REMOVED};
@@ -37,9 +37,9 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Runs `f` with direct connections, of which there must be at least `least`. The full run repeats
-/// it three times by TCP: only the client's node switched, only the server's, and a node without
-/// the module. The nodes are restored.
+/// Runs `f` and checks that it made at least `least` direct connections. The full run repeats `f`
+/// three times by TCP: only the client's node switched, only the server's, and a node without the
+/// module. Restores the nodes.
 pub(super) fn switched(lab: &Lab, least: u64, f: fn(&Lab) -> Result<()>) -> Result<()> {
     for n in 0..2 {
         guest::install(lab, n)?;
@@ -332,7 +332,7 @@ fn netperf(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// sockperf works, which checks the data.
+/// sockperf works. It checks the data itself.
 fn sockperf(lab: &Lab) -> Result<()> {
     let server = serve(lab, "exec sockperf sr --tcp -p 7807 >/dev/null", 7807)?;
     for size in [14, 112, 3000, 65000] {
@@ -352,7 +352,7 @@ fn sockperf(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// rsync works over ssh and with its own server.
+/// rsync works over ssh and with the rsync server.
 fn rsync(lab: &Lab) -> Result<()> {
     files(lab, 0, "/tmp/tree/a")?;
     lab.ok(0, "cp -r /tmp/tree/a /tmp/tree/b && cd /tmp/tree && mkdir -p c/d && cp a/f5000 c/d && ln -sf a l")?;

@@ -262,7 +262,7 @@ fn zero_killed(lab: &Lab) -> Result<()> {
 fn zero_power_off(lab: &Lab) -> Result<()> {
     guest::install(lab, 1)?;
     let program = guest::program("extl_zero");
-    // The server is lost with its node.
+    // The server ends when its node loses power.
     lab.ok(
         1,
         &format!("{program} serve 7906 >/dev/null 2>&1 </dev/null & true"),
