@@ -145,8 +145,8 @@ fn shard(text: &str) -> Result<(usize, usize)> {
     Ok((k, n))
 }
 
-/// Returns the scenarios of this run. Also returns one line for each scenario that matches the
-/// filter but is left out, with the reason.
+/// Returns the scenarios of this run, and one line for each matching scenario that is left out. The
+/// line gives the reason.
 fn chosen(args: &Args) -> Result<(Vec<Scenario>, Vec<String>)> {
     let all = scenarios::all();
     let numbers = spec_numbers(&all);

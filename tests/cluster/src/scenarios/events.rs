@@ -13,7 +13,7 @@ pub fn all() -> Vec<Scenario> {
     vec![on_pair("units::error_events", error_events).finds(REFUSED)]
 }
 
-/// Numbers of the base driver's reasons for error events and for normal events.
+/// Numbers of the base driver's reasons for error events and normal events.
 const ERROR: u32 = 5;
 const NORMAL: u32 = 17;
 /// Maximum number of error lines within one interval, shared by all events. The driver gets the
@@ -27,8 +27,8 @@ const SERIES: u32 = 50;
 /// Number of events in a burst.
 const BURST: usize = 40;
 
-/// Number and name of an event; the register that reports it and its value, if the emulator allows
-/// setting it; the text that the log line must contain.
+/// An event: number, name, register that reports the event with its value if the emulator allows
+/// setting it, and text that the log line must contain.
 type Report = (u8, &'static str, Option<(u32, u64)>, &'static str);
 
 /// Events that report errors. Each is counted as reason 5 and logged.
@@ -109,8 +109,8 @@ fn next_line() {
     std::thread::sleep(Duration::from_millis(INTERVAL_MS));
 }
 
-/// Waits until the driver has handled all events so far. A timer event raised behind them must be
-/// counted.
+/// Waits until the driver has handled all earlier events. A timer event that is raised after them
+/// must be counted.
 fn handled(lab: &Lab, node: Node<'_>) -> Result<()> {
     let before = node.event(TIMER)?;
     raise(lab, TIMER, None)?;
@@ -151,9 +151,9 @@ fn error_events(lab: &Lab) -> Result<()> {
 
 fn under_traffic(lab: &Lab) -> Result<()> {
     let patience = as_slow(PATIENCE).as_secs();
-    // Pings in series. Without -w, ping counts an answer as lost if it takes more than twice the
-    // longest time so far. With -w it sends a few more packets, so the answers are checked one by
-    // one (like `Node::pings_to`). Ends at the first lost answer.
+    // Sends pings in series. Without -w, ping counts an answer as lost if it takes more than twice
+    // the longest time so far. With -w, ping sends a few more packets, so the answers are checked
+    // one by one (like `Node::pings_to`). The loop ends at the first lost answer.
     let more = SERIES + 7;
     let series = format!("ping -i 0.02 -s 3000 -c {more} -w {patience} node1");
     let whole = format!(
@@ -174,9 +174,9 @@ fn under_traffic(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Sends packets of a process to nodes that do not exist. They end at an inport of the crossbar,
-/// which raises an event, or in an outport, which the driver drains (HW §15.3). The reference
-/// leaves this open (G21).
+/// Sends packets of a process to nodes that do not exist. The packets end at an inport of the
+/// crossbar, which raises an event, or in an outport, which the driver drains (HW §15.3). The
+/// reference does not say which of the two happens (G21).
 fn misroute(lab: &Lab) -> Result<()> {
     let node = node(lab, 0);
     let status = lab.status()?;
@@ -223,8 +223,8 @@ fn walk(lab: &Lab) -> Result<()> {
         let said = lines(lab, &mark, name)?;
         ensure!(said.is_empty(), "normal, but logged: {said:?}");
     }
-    // Status and drain events are only counted; the debugfs file shows when the driver has
-    // finished.
+    // Status and drain events are only counted. The debugfs file shows when the driver has finished
+    // its work on them.
     for event in [14, 16, 28] {
         let before = node.event(event)?;
         raise(lab, event, None)?;
@@ -233,11 +233,11 @@ fn walk(lab: &Lab) -> Result<()> {
             Ok(node.event(event)? > before && status.contains("outport_drain false"))
         })?;
     }
-    // Misrouted packets of a process.
+    // Raises the event by misrouted packets of a process.
     next_line();
     misroute(lab)?;
-    // A burst: events are counted, though several may merge into one report. At least one line is
-    // logged, and the rate limit holds.
+    // Raises a burst of events. All events are counted, though several may merge into one report.
+    // At least one line is logged, and the rate limit holds.
     next_line();
     let (mark, start) = (lab.log_mark(0)?, Instant::now());
     let before = counts(node, 6, ERROR)?;

@@ -5,7 +5,8 @@ pub use crate::cluster::findings::OF_INPUT;
 /// Findings after the end of a process, a port or a driver, and for deliberate misuse that units
 /// reject. They include no access to absent memory.
 pub const REFUSED: &[&str] = &[
-    // Hits between the invalidation of an entry and its flush, which the driver waits for.
+    // Accesses between the invalidation of a translation and its flush. The driver waits for the
+    // flush.
     "atu_stale_hits",
     "odd_accesses",
     "bad_accesses",

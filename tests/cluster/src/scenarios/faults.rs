@@ -101,8 +101,8 @@ fn unnoticed_plug(lab: &Lab) -> Result<()> {
 /// Number of times that the cable is pulled.
 const FLAPS: u64 = 2;
 
-/// A cable is pulled and plugged in again. Both ends count it; there is no answer while it is out,
-/// and traffic resumes afterwards. Then the link flaps during a transfer, which must survive.
+/// A cable is pulled and plugged in again. Both ends count it, and pings are answered only while
+/// the cable is plugged in. Then the link flaps during a transfer, which must survive.
 fn flap(lab: &Lab) -> Result<()> {
     let reasons = |n: usize| -> Result<(u64, u64)> {
         Ok((

@@ -1,4 +1,4 @@
-//! Repeats scenarios over a fabric without delay and with strict order (docs/emulator.md, Time and
+//! Repeats scenarios over a fabric without delays and with strict order (docs/emulator.md, Time and
 //! order). Users of `--timing ideal` see this order, which random delays hardly ever produce.
 
 use crate::cluster::Spec;

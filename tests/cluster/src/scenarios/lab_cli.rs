@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 /// Maximum duration of quick commands.
 const SOON: Duration = Duration::from_secs(60);
 
-/// A lab of one node next to the scenario's, driven by the program. Dropping it takes the lab down.
-/// Its name has the name of the scenario's lab as prefix, so that a clean-up of that lab finds it
-/// too (`lane::below`).
+/// A lab of one node, which the `lab` program starts next to the scenario's lab. Dropping it takes
+/// the lab down. Its name begins with the name of the scenario's lab, so that a clean-up of that
+/// lab finds it too (`run::below`).
 struct Own {
     name: String,
 }
@@ -131,7 +131,8 @@ fn dead_emulator(lab: &Lab) -> Result<()> {
     ensure!(status.out.contains(&advice), "{}", status.out);
     let json: Value = serde_json::from_str(&own.run("status", &["--json"])?.out)?;
     ensure!(json["health"] != "up", "{json:#}");
-    // The command reads a register, so QEMU may abort. The reason is shown in any case.
+    // The command reads a register, so QEMU may abort. The error must show the reason with or
+    // without an abort.
     let exec = own.run("exec", &["0", "--", "ethtool", "-S", "exn0"])?;
     if exec.code == Some(125) {
         ensure!(exec.err.contains(&advice), "{}", exec.err);

@@ -13,12 +13,12 @@ pub fn all() -> Vec<Scenario> {
     vec![Scenario::new("faults::late_answers", PATIENT, late_answers).finds(REFUSED)]
 }
 
-/// Two nodes whose full queues hold messages until the scenario ends (docs/emulator.md, Full
-/// queues).
+/// Two nodes with a NIC option that keeps messages for a full queue until the scenario ends
+/// (docs/emulator.md, Full queues).
 const PATIENT: Spec = Spec::pair().emulator(&["--nic-option=hold-timeout-unit-ns=4000000000"]);
 
-/// Time that exn keeps memory in quarantine here; several times longer than the steps of the
-/// scenario.
+/// Time for which exn keeps memory in quarantine in this scenario. It is several times longer than
+/// the steps of the scenario.
 const KEPT: Duration = Duration::from_secs(50);
 
 /// Returns a gauge of node 0's quarantine.
@@ -44,8 +44,8 @@ fn freeze(lab: &Lab) -> Result<()> {
     })
 }
 
-/// The port is closed and opened while commands are outstanding. Late answers must not reach memory
-/// that others use by then.
+/// The port is closed and opened while commands are outstanding. Late answers must not reach the
+/// memory after others use it.
 fn late_answers(lab: &Lab) -> Result<()> {
     let kept = as_slow(KEPT).as_millis();
     node(lab, 0).reload(Options {

@@ -1,5 +1,5 @@
 //! Resources in use on a node, which must be the same before and after a test. Only exact numbers
-//! are compared. kmemleak finds lost memory (`make check-debug`).
+//! are compared. Lost memory is found by kmemleak (`make check-debug`).
 
 use super::node::Node;
 use anyhow::{Context, Result};

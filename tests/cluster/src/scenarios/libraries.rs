@@ -1,6 +1,6 @@
 //! The libraries with the real driver: removal of a NIC under a sleeping program, packets that the
-//! NIC drops, writes that the bus loses, the window. `guest/libs.py` and the tools do the work
-//! inside the nodes.
+//! NIC drops, writes that the bus loses, and windows of the SMFU. `guest/libs.py` and the tools do
+//! the work inside the nodes.
 
 use super::expected::REFUSED;
 use super::faults::sum;
@@ -62,7 +62,7 @@ fn unbound(lab: &Lab) -> Result<()> {
         let ready = format!("test -e /tmp/{name} && [ {name} != crate -o -s /tmp/{name} ]");
         node(lab, 0).until("it sleeps", &ready)?;
     }
-    // The programs need less time than this to fall asleep.
+    // The programs fall asleep within this second.
     lab.ok(0, "sleep 1")?;
     node(lab, 0).unbind()?;
     let ended: Vec<_> = running
@@ -107,7 +107,7 @@ fn idle(lab: &Lab) -> Result<()> {
         Ok(lab.ok(0, count)?.trim().parse()?)
     };
     let woken = node(lab, 0).until("they wait", &listening).and_then(|()| {
-        // The longer they wait, the longer they sleep between polls.
+        // Receivers that have waited longer sleep longer between polls.
         lab.ok(0, "sleep 4")?;
         let before = switches()?;
         lab.ok(0, "sleep 5")?;
@@ -118,12 +118,13 @@ fn idle(lab: &Lab) -> Result<()> {
     });
     lab.ok(0, "pkill -x extoll-ping; rm -f /tmp/idle*")?;
     let woken = woken?;
-    // One wake-up per second each, and some for the system.
+    // Each receiver wakes up once per second, and the system wakes up sometimes.
     ensure!(woken < 20 * RECEIVERS, "{woken} context switches in 5 s");
     nothing_left(lab)
 }
 
-/// The NIC of node 0 keeps dropping packets, and every interface of the libraries repeats them.
+/// The NIC of node 0 keeps dropping packets, and every interface of the libraries repeats the
+/// dropped packets.
 fn replay(lab: &Lab) -> Result<()> {
     install(lab)?;
     c_program(lab, "examples", "rma_exchange", "librma")?;

@@ -1,5 +1,5 @@
-//! Sockets with their own data path, which `kernel_ext` lets modules provide. The sockets of the
-//! module `loop_family` return what was written. `guest/loop.py` does the work.
+//! Sockets with their own data path, which `kernel_ext` lets modules provide. Sockets of the module
+//! `loop_family` return the data that was written to them. `guest/loop.py` does the work.
 
 use super::guest;
 use super::on_pair;
@@ -16,8 +16,8 @@ pub fn all() -> Vec<Scenario> {
     vec![on_pair("loops::everything", everything)]
 }
 
-/// Such sockets support copying, waiting, waking, events, errors, signals, time limits, routes and
-/// neighbours. All is released when the module is unloaded.
+/// Sockets with their own data path support copying, waiting, waking, events, errors, signals, time
+/// limits, routes and neighbours. All resources are released when the module is unloaded.
 fn everything(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     lab.ok(0, "modprobe loop_family")?;

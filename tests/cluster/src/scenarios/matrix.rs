@@ -15,7 +15,7 @@ use anyhow::{ensure, Context, Result};
 use std::time::Duration;
 
 /// Only every third of the small transfers is tested. Every combination of command, specification,
-/// kind of address and size remains, with varying offsets, classes and modifiers.
+/// kind of address and size remains, with varying offsets, traffic classes and modifiers.
 const EVERY: u32 = 3;
 /// Path of the program in the nodes.
 pub const PROGRAM: &str = "/tmp/extoll-conformance";
@@ -94,8 +94,8 @@ fn user(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// Sizes of transfers by kernel modules: less than one command, exactly one, and several; each with
-/// one completion.
+/// Sizes in bytes of transfers by kernel modules: less than one command, exactly one command, and
+/// several commands. Each transfer has one completion.
 const KERNEL_SIZES: [u64; 4] = [4096, 1 << 20, 8 << 20, (8 << 20) + 4096];
 /// Lengths and offsets of parts of a region.
 const PARTS: [u64; 11] = [1, 8, 119, 120, 121, 495, 496, 497, 4095, 4096, 4097];
@@ -134,12 +134,12 @@ fn kernel(lab: &Lab) -> Result<()> {
                 "none",
             )?;
         }
-        // Node 1 with itself.
+        // Node 1 reads its own memory.
         let own = format!("copy dir=get {} bytes={bytes} seed={seed}", there.words);
         total += copies(lab, 1, &[own])?;
         lab.raw(1, "withdraw")?;
     }
-    // Bus addresses, and parts at various offsets.
+    // Bus addresses and registered pages, and parts of them at various offsets.
     for kind in ["pages", "bus"] {
         let there: Offer = offer(lab, kind, 16 << 10, "rw", 300)?;
         let pairs = PARTS

@@ -73,7 +73,7 @@ pub fn offer(lab: &Lab, kind: &str, bytes: u64, access: &str, seed: u64) -> Resu
     offer_with(lab, kind, bytes, access, seed, "")
 }
 
-/// Like [`offer`], with more words for the command.
+/// Offers memory on node 1 like [`offer`], with more words for the command.
 pub fn offer_with(
     lab: &Lab,
     kind: &str,
@@ -96,7 +96,7 @@ impl Offer {
         Ok(nla.parse()?)
     }
 
-    /// Returns the size in bytes that the driver reported.
+    /// Returns the size in bytes as the driver of node 1 reported it.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -187,7 +187,7 @@ fn every_kind(lab: &Lab) -> Result<()> {
         for local in ["pages", "buffer"] {
             read_all(lab, &there, local, seed)?;
         }
-        // A part that is not aligned to fragments or pages, on every traffic class.
+        // Copies a part that is not aligned to fragments or pages, on every traffic class.
         for tc in 0..4 {
             let r = lab.raw(
                 0,
@@ -212,7 +212,7 @@ fn every_kind(lab: &Lab) -> Result<()> {
             let r = lab.raw(1, &format!("offered seed={seed}"))?;
             expect(&r, "mismatch", "none")?;
         }
-        // Node 1 with itself.
+        // Node 1 reads its own memory.
         let r = lab.raw(
             1,
             &format!("copy dir=get {} bytes=65536 seed={seed}", there.words),
@@ -235,8 +235,8 @@ pub fn nlps(lab: &Lab, node: usize, want: &[(u32, u64)]) -> Result<()> {
     Ok(())
 }
 
-/// Registered memory permits only the access for which it was registered, and only its own bytes.
-/// Violations are reported to the right end.
+/// Registered memory permits only the access for which it was registered, and only to its own
+/// bytes. Violations are reported to the end that caused them.
 fn protection(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let there = offer(lab, "pages", 64 << 10, "r", 5)?;
@@ -251,11 +251,11 @@ fn protection(lab: &Lab) -> Result<()> {
     )?;
     let r = lab.raw(1, "offered seed=5")?;
     expect(&r, "mismatch", "none")?;
-    // Behind the end, in an absent table, and NLA 0.
+    // Addresses behind the end of the region, in an absent table, and NLA 0.
     try_page(lab, "get", &there, "offset=65536", NO_TRANSLATION)?;
     try_page(lab, "get", &there, "offset=1000000000000", NO_TRANSLATION)?;
     try_page(lab, "get", &there.at(0), "", NO_TRANSLATION)?;
-    // Through another open VPID of that node.
+    // Accesses the memory through another open VPID of node 1.
     lab.raw(1, "serve")?;
     let status = lab.raw(1, "status")?;
     let vpid = status.get("rma_vpid").context("no rma_vpid")?;
@@ -294,7 +294,7 @@ fn protection(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// Revoked memory is out of reach at once, also during a transfer and when the NIC is unbound.
+/// Revoked memory can't be accessed any more, also during a transfer and when the NIC is unbound.
 fn revoke(lab: &Lab) -> Result<()> {
     begin(lab)?;
     for round in 0..3 {
@@ -322,9 +322,9 @@ fn revoke(lab: &Lab) -> Result<()> {
     node(lab, 0).pings(3, "-i 0.2")
 }
 
-/// Revokes memory during a transfer. The bytes served before are right, and the next command is
-/// rejected. Of 48 MiB in commands of 8 MiB, four commands are outstanding (docs/driver.md), so at
-/// least two follow the revocation.
+/// Revokes memory during a transfer. The bytes that were transferred before are right, and the next
+/// command is rejected. The transfer of 48 MiB has commands of 8 MiB, of which four are outstanding
+/// (docs/driver.md). At least two commands therefore follow the revocation.
 fn revoke_in_transfer(lab: &Lab) -> Result<()> {
     let served = |lab: &Lab| -> Result<u64> { Ok(sum(&lab.status()?, "rma_served_bytes")) };
     for round in 0..2 {
@@ -386,8 +386,8 @@ fn quarantined(lab: &Lab) -> Result<u64> {
     node(lab, 1).atu("quarantined")
 }
 
-/// When the NIC does not confirm the end of a region, or too late, the region's memory, VPID and
-/// NLA stay in quarantine until then.
+/// When the NIC confirms the end of a region too late or not at all, the region's memory, VPID and
+/// NLA stay in quarantine until the confirmation.
 fn quarantine(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let reported = node(lab, 1).reason(22)?;
@@ -401,7 +401,7 @@ fn quarantine(lab: &Lab) -> Result<()> {
         expect(&lab.raw(1, "revoke")?, "result", "ETIMEDOUT")?;
         ensure!(quarantined(lab)? == 1, "{fault}: not in quarantine");
         lab.raw(1, "withdraw")?;
-        // The VPID and the NLA are not assigned again.
+        // The VPID and the NLA of the region in quarantine are not assigned again.
         let new = offer(lab, "pages", 64 << 10, "rw", 61)?;
         let field = |o: &Offer, n| o.words.split(' ').nth(n).map(str::to_owned);
         for n in [1, 2] {
@@ -411,7 +411,7 @@ fn quarantine(lab: &Lab) -> Result<()> {
                 new.words
             );
         }
-        // Late packets for the old region do not change the new one.
+        // Late packets for the old region do not change the new region.
         lab.raw(
             0,
             &format!(
@@ -482,7 +482,7 @@ fn locks(lab: &Lab) -> Result<()> {
         "exec 3<>/dev/extoll_bench; printf %s '{}' >&3; cat <&3",
         command(&format!("number=3 count={count} timeout_ms=30000"))
     );
-    // Both nodes at once, one of them on itself.
+    // Both nodes use the locks of node 1 at the same time.
     let runs = [lab.spawn(0, &script)?, lab.spawn(1, &script)?];
     for run in runs {
         let out = run.wait(PATIENCE)?;
@@ -492,7 +492,7 @@ fn locks(lab: &Lab) -> Result<()> {
     }
     let r = lab.raw(0, &command("number=3 count=1 add=0"))?;
     expect(&r, "value", &(2 * count).to_string())?;
-    // The comparison works, and locks are independent.
+    // The comparison decides, and locks are independent of each other.
     let r = lab.raw(0, &command("number=4 count=10 compare=4"))?;
     expect(&r, "successes", "5")?;
     expect(&r, "value", "5")?;
@@ -522,7 +522,8 @@ fn lost_answers(lab: &Lab) -> Result<()> {
         for tries in 0.. {
             lab.fault(&["dma-fault", "0", "--ring", "rma", "--count", &count])?;
             rounds += 1;
-            // Longer than a busy host may stall, which would add a time-out.
+            // The time-out is longer than a busy host may stall, because a stall would add a
+            // time-out.
             let command = "number=2 count=12 timeout_ms=5000 patience=12";
             let r = lab.raw(0, &format!("lock {} {command}", there.words))?;
             expect(&r, "result", "ok")?;
@@ -530,7 +531,7 @@ fn lost_answers(lab: &Lab) -> Result<()> {
             let done: u32 = r.get("value").context("no value")?.parse()?;
             let successes: u32 = r.get("successes").context("no successes")?.parse()?;
             ensure!(timeouts + successes == 12, "{lost} lost: {r:?}");
-            // The lost answer belongs to an operation, or to the query for a late answer.
+            // The lost answer belongs either to an operation or to the query for a late answer.
             let all = 12 * rounds;
             ensure!(done > all - 4 && done <= all, "{lost} lost: {r:?}");
             if timeouts == 0 && tries < 2 {
@@ -547,7 +548,7 @@ fn lost_answers(lab: &Lab) -> Result<()> {
 /// Transfers larger than one command move the right data, and time out once if the peer is missing.
 fn large(lab: &Lab) -> Result<()> {
     begin(lab)?;
-    // Three commands, the last of them short.
+    // The transfer needs three commands. The last command is short.
     let bytes = (17 << 20) + 3 * 4096;
     let there = offer(lab, "pages", bytes, "rw", 50)?;
     read_all(lab, &there, "buffer", 50)?;
@@ -561,7 +562,7 @@ fn large(lab: &Lab) -> Result<()> {
     expect(&r, "result", "ok")?;
     expect(&lab.raw(1, "offered seed=51")?, "mismatch", "none")?;
     lab.raw(1, "withdraw")?;
-    // The port does not exist: one error, at the deadline.
+    // The port does not exist, so the transfer ends with one error at the deadline.
     for dir in ["get", "put"] {
         let start = Instant::now();
         let r = lab.raw(
@@ -590,7 +591,7 @@ pub(super) const SETTLE: &str = "sync; echo 3 >/proc/sys/vm/drop_caches; sleep 1
 /// `extoll.ko` uses little memory with one NIC and no client: 7 MiB when this test was written.
 ///
 /// The kernel does not count the pages in per-CPU lists as free. These lists hold up to an eighth
-/// of the memory, so they are added; without them the result varies between 0 and 17 MiB.
+/// of the memory. The test adds their pages; otherwise the result would vary between 0 and 17 MiB.
 fn load_cost(lab: &Lab) -> Result<()> {
     const LIMIT_KIB: i64 = 10 << 10;
     let script = format!(

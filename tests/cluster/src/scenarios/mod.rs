@@ -51,7 +51,8 @@ const fn on_pair(name: &'static str, run: fn(&Lab) -> Result<()>) -> Scenario {
     Scenario::new(name, PAIR, run)
 }
 
-/// Returns copies of scenarios for another cluster. `list` holds pairs of new name and name.
+/// Returns copies of scenarios for another cluster. `list` holds pairs of the new name and the name
+/// of the original.
 fn again(others: &[Scenario], spec: &Spec, list: &[(&'static str, &str)]) -> Vec<Scenario> {
     let of_name = |name: &str| match others.iter().find(|s| s.name == name) {
         Some(scenario) => scenario,

@@ -33,9 +33,9 @@ pub fn same(sent: &str, received: &str) -> Result<()> {
     }
 }
 
-/// Returns the number after `name` in one of the lines, with or without a colon. All counters have
-/// this form: of ethtool, debugfs and `/proc/meminfo`. `name` may consist of several words (`reason
-/// 9`).
+/// Returns the number after `name` in one of the lines, with or without a colon. Counters of
+/// ethtool, debugfs and `/proc/meminfo` all have this form. `name` may consist of several words
+/// (`reason 9`).
 pub fn value(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let rest = line.trim_start().strip_prefix(name)?;
@@ -142,7 +142,7 @@ impl Node<'_> {
 
     /// Unloads the modules.
     pub fn unload(self) -> Result<()> {
-        // Some scenarios load extoll_bench and leave it loaded for the next.
+        // Some scenarios load extoll_bench and leave it loaded for the next scenario.
         let bench = "if [ -e /sys/module/extoll_bench ]; then rmmod extoll_bench; fi";
         self.ok(&format!("{bench} && {}", modules::unload()))
             .map(drop)
@@ -161,7 +161,7 @@ impl Node<'_> {
         self.back()
     }
 
-    /// Like [`Node::reload`], for exn only.
+    /// Unloads and loads only exn, and waits until the peer answers.
     pub fn reload_exn(self, options: &str) -> Result<()> {
         let load = modules::modprobe("exn", options);
         self.ok(&format!("rmmod exn && {load}"))?;
@@ -214,7 +214,7 @@ impl Node<'_> {
 
     /// Waits until the interface is up with its address and carrier, and the peer answers.
     ///
-    /// A driver that was unbound with unanswered frames keeps exn's VPID disabled for up to another
+    /// If frames were unanswered when the driver was unbound, exn's VPID stays disabled for up to a
     /// minute.
     pub fn back(self) -> Result<()> {
         self.address_back()?;
@@ -232,9 +232,10 @@ impl Node<'_> {
 
     /// Sends pings. Each of the answers 1 to `count` must arrive exactly once.
     ///
-    /// A few more are sent, because with -w ping keeps sending while an answer is late and ends
-    /// after the given number of answers. Answers out of order thus don't count as lost. Long pings
-    /// ([`is_long`]) are sent one by one, each by its own ping, which does not detect duplicates.
+    /// The command sends a few more pings, because with -w ping keeps sending while an answer is
+    /// late and ends after the given number of answers. Answers out of order thus don't count as
+    /// lost. Long pings ([`is_long`]) are sent one by one, each by its own ping, which does not
+    /// detect duplicates.
     pub fn pings_to(self, target: &str, count: usize, options: &str) -> Result<()> {
         let more = count + 2 + count / 10;
         let patience = as_slow(PINGING).as_secs();
@@ -409,9 +410,9 @@ impl Node<'_> {
     }
 }
 
-/// Returns true if answers are so long that pings must wait for each. Two of them fill the socket
-/// from which the kernel answers until they are fetched; the kernel drops the third
-/// (`IcmpOutErrors`).
+/// Returns true if answers are so long that each ping must wait for the previous answer. Two long
+/// answers fill the socket from which the kernel sends answers, until the peer fetches them. The
+/// kernel drops a third answer (`IcmpOutErrors`).
 fn is_long(options: &str) -> bool {
     let size = options.split_whitespace().skip_while(|w| *w != "-s").nth(1);
     size.and_then(|s| s.parse::<u32>().ok()) >= Some(40_000)

@@ -1,12 +1,13 @@
-//! Two NUMA nodes, with the NIC on the second: its memory is on that node, whichever process
-//! requests it.
+//! Two NUMA nodes, with the NIC on the second node. The NIC's memory is on that node, whichever
+//! process requests it.
 
 use super::userland::{json, server};
 use crate::cluster::{Lab, Spec, PATIENCE};
 use crate::Scenario;
 use anyhow::{bail, ensure, Context, Result};
 
-/// CPU 0 is on the first NUMA node, CPU 1 and the NIC are on the second.
+/// Two CPUs per node: CPU 0 is on the first NUMA node, CPU 1 and the NIC are on the second NUMA
+/// node.
 const SPEC: Spec = Spec::pair().numa().cpus(2).memory(1024);
 
 /// Returns the scenarios of this file.
@@ -14,7 +15,7 @@ pub fn all() -> Vec<Scenario> {
     vec![Scenario::new("numa::memory_is_at_the_nic", SPEC, memory)]
 }
 
-/// Map of the physical memory of the second NUMA node.
+/// Address map of the second NUMA node's memory.
 struct Map {
     /// Start and end addresses of the zones.
     far: Vec<(u64, u64)>,
@@ -71,7 +72,7 @@ fn memory(lab: &Lab) -> Result<()> {
     ensure!(list["nics"][0]["numa_node"] == 1, "{list}");
     let map = Map::read(lab)?;
 
-    // Interrupts go to the CPU of its node.
+    // Interrupts go to the CPU of the NIC's NUMA node.
     let cpus = lab.ok(
         0,
         "for i in $(sed -n 's/^ *\\([0-9]*\\):.*extoll.*/\\1/p' /proc/interrupts); do cat /proc/irq/$i/effective_affinity_list; done",
@@ -89,7 +90,7 @@ fn memory(lab: &Lab) -> Result<()> {
     lab.until("the NIC is back", PATIENCE, |lab| {
         Ok(lab.sh_for(0, "extollctl reg read 0x8008", PATIENCE)?.status == 0)
     })?;
-    // HW §6.1: address / 1024.
+    // The register holds the address divided by 1024 (HW §6.1).
     let address =
         |value: u64, low: u32, bits: u32, unit: u64| ((value >> low) & ((1 << bits) - 1)) * unit;
     let snq = address(register(lab, "snq_rf_queue_balt", 0)?, 0, 54, 1024);
@@ -103,7 +104,8 @@ fn memory(lab: &Lab) -> Result<()> {
     let (running, words) = server(lab, 0, "taskset -c 0 extoll-ping --listen", "listening")?;
     let id = words.last().context("address")?;
     let vpid: u64 = id.split('/').nth(1).context("VPID")?.parse()?;
-    // HW §7: bits [55:16] are the number of the page with the addresses of the queue's segments.
+    // Bits [55:16] are the number of the page that holds the addresses of the queue's segments (HW
+    // §7).
     let dcq = register(lab, "buffer_queue_rf_velo_dcq_base_dcq_ub", vpid)?;
     let dcq = address(dcq, 16, 40, 4096);
     ensure!(
@@ -125,7 +127,7 @@ fn memory(lab: &Lab) -> Result<()> {
     let used: Vec<i64> = before.iter().zip(after).map(|(b, a)| b - a).collect();
     lab.ok(0, "pkill -x extoll-ping")?;
     running.wait(PATIENCE)?;
-    // 256 KiB each. The other node has the processes' own memory.
+    // Each mailbox uses 256 KiB. The other NUMA node holds the processes' own memory.
     ensure!(
         used[1] >= 40 * 200,
         "{used:?} KiB less are free at the two nodes"

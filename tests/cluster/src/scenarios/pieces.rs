@@ -19,7 +19,7 @@ pub fn all() -> Vec<Scenario> {
 /// Memory of unaligned fragments can be registered and transferred.
 fn pieces(lab: &Lab) -> Result<()> {
     begin(lab)?;
-    // Kernel pages whose fragments together hold the pattern.
+    // The fragments of these kernel pages together hold the pattern.
     let there = offer(lab, "buffer", 8192, "rw", 2)?;
     let r = lab.raw(0, &format!("pieces {} seed=9", there.words))?;
     for (key, want) in [

@@ -19,7 +19,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// NICs that block all traffic behind a message for a closed queue, longer than a scenario takes.
+/// NICs that block all traffic behind a message for a closed queue for longer than a scenario
+/// takes.
 const STUCK: Spec = Spec::pair().emulator(&[
     "--nic-option=hold-scope=unit",
     "--nic-option=hold-closed=keep",
@@ -43,8 +44,8 @@ fn all_are(result: &BTreeMap<String, String>, want: &[(&str, u64)]) -> Result<()
     Ok(())
 }
 
-/// Messages can be sent and received in parts, classes keep their order, and a poll ends when its
-/// closure requests it.
+/// Messages can be sent and received in parts. Traffic classes keep their order. A poll ends when
+/// its closure requests it.
 fn pieces(lab: &Lab) -> Result<()> {
     let result = bench(lab, "op=messages")?;
     let want = [
@@ -66,8 +67,8 @@ fn dropped(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A full mailbox can be closed while more messages wait for it. Others are not delayed, although
-/// the NIC admits no message to a disabled VPID.
+/// A full mailbox can be closed while more messages wait for it. Messages to other ports are not
+/// delayed, although the NIC admits no message to a disabled VPID.
 fn full(lab: &Lab) -> Result<()> {
     let result = bench(lab, "op=full messages=100 ms=500")?;
     // One slot of the 4096 stays unused.

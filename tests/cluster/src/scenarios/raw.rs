@@ -32,7 +32,7 @@ fn unload(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         lab.ok(n, "rmmod extoll_bench")?;
         // Only the ports of the network driver, of sockets and of remote register access may
-        // remain. Others disappear when the unit has executed their last commands.
+        // remain. Other ports disappear when their unit has executed their last commands.
         let what = format!("no other ports are left open on node{n}");
         lab.until(&what, PATIENCE, |lab| {
             let mut ports = node(lab, n).ports()?;
@@ -63,7 +63,7 @@ fn velo_and_rma(lab: &Lab) -> Result<()> {
     }
     for verb in ["get", "put"] {
         for size in [8, 64, 496, 504, 4096, 65536, 1 << 20] {
-            // Some from node 1, to test both directions.
+            // One case runs from node 1, to test both directions.
             let (here, there) = if size == 4096 { (1, 0) } else { (0, 1) };
             let r = lab.raw(
                 here,
@@ -101,10 +101,10 @@ fn refused(lab: &Lab, command: &str, why: &str) -> Result<()> {
     }
 }
 
-/// Operations of the benchmark's comparison with user space work.
+/// The operations that the benchmark compares with user space work.
 fn streams(lab: &Lab) -> Result<()> {
     load(lab)?;
-    // 1,500 messages, of which three request a reply.
+    // The benchmark sends 1,500 messages. Three of them request a reply.
     for mode in ["irq", "poll"] {
         let r = lab.raw(
             0,
@@ -182,17 +182,18 @@ fn bad_commands(lab: &Lab) -> Result<()> {
     // This VPID is closed, so the run ends at its deadline.
     refused("pingpong node=1 vpid=7 timeout_ms=500", "ended early")?;
     refused("get node=1 vpid=7 timeout_ms=500", "no answer from node 1")?;
-    // The failed commands left nothing behind.
+    // The failed commands left no resource in use.
     lab.raw(0, "get node=1 size=4096 count=8")?;
     lab.raw(0, "stop")?;
     refused("stop", "no server to stop")?;
     unload(lab)
 }
 
-/// Runs end with an error when a NIC is unbound, and the NIC works after it is bound again.
+/// Commands in progress end with an error when a NIC is unbound. The NIC works after it is bound
+/// again.
 fn unbind(lab: &Lab) -> Result<()> {
     load(lab)?;
-    // Both ends are busy when first node 1, then node 0 loses its NIC.
+    // Both ends are busy when first node 1 and then node 0 loses its NIC.
     let run = lab.spawn(
         0,
         "exec 3<>/dev/extoll_bench; printf %s 'pingpong node=1 count=1000000 timeout_ms=40000' >&3; echo rc $?; cat <&3",

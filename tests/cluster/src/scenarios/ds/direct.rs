@@ -400,7 +400,7 @@ fn direct_unbind(lab: &Lab) -> Result<()> {
 /// While the data path of a node is unbound and bound, each of many new connections carries its
 /// data or ends with an error.
 fn direct_churn(lab: &Lab) -> Result<()> {
-    // With these options the client's node soon sends the next request to a node that was silent.
+    // The options make the client's node soon send the next request to a node that was silent.
     let load = |options: &str| {
         let configured = configured(options);
         lab.ok(0, &format!("{REMOVED} && {configured} && modprobe af_extl"))

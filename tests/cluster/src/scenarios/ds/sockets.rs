@@ -209,13 +209,14 @@ fn options(lab: &Lab) -> Result<()> {
     none_left(lab, 0)
 }
 
-/// Random sequences of calls behave like TCP's, for data by TCP and for direct data.
+/// Random sequences of calls on sockets of AF_EXTL behave like those on TCP sockets while TCP
+/// carries the data.
 fn random_calls(lab: &Lab) -> Result<()> {
     random(lab, "")?;
     none_left(lab, 0)
 }
 
-/// The same with addresses of `exn`, where the data bypass TCP.
+/// Random sequences of calls behave like TCP's with addresses of `exn`, where the data bypass TCP.
 fn random_direct(lab: &Lab) -> Result<()> {
     let [four, six] = [host(lab, 0, 4)?, host(lab, 0, 6)?];
     let direct = random(lab, &format!("{four} {six}"))?;
@@ -226,7 +227,8 @@ fn random_direct(lab: &Lab) -> Result<()> {
     none_left(lab, 0)
 }
 
-/// Returns the number of connection ends without data by TCP.
+/// Compares random sequences with TCP. Returns the number of connection ends whose data bypassed
+/// TCP.
 fn random(lab: &Lab, addresses: &str) -> Result<u64> {
     let first = seed().unwrap_or(0) % 1_000_000;
     let words = format!("{first} {} {addresses}", volume(30, 1000));
@@ -403,8 +405,8 @@ fn without_module(lab: &Lab) -> Result<()> {
     lab.ok(0, "modprobe af_extl").map(drop)
 }
 
-/// The module can't be removed while it has sockets, whatever their state. Afterwards it can:
-/// connections that TCP keeps do not hold it.
+/// The module can't be removed while it has sockets, whatever their state. Once they are closed it
+/// can be removed, even if TCP keeps their connections in TIME-WAIT.
 fn module_in_use(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     for kind in ["extl4", "extl6", "alias4", "alias6"] {
@@ -422,7 +424,7 @@ fn module_in_use(lab: &Lab) -> Result<()> {
         none_left(lab, 0)?;
         lab.ok(0, "rmmod af_extl && modprobe af_extl")?;
     }
-    // Connections in TIME-WAIT after they were closed.
+    // Leaves connections in TIME-WAIT.
     run(lab, 0, "extl", "flood alias4 0.5", PATIENCE)?;
     let waiting = lab.ok(0, "ss -tan state time-wait | wc -l")?;
     ensure!(waiting.trim() != "1", "nothing in TIME-WAIT");
@@ -443,7 +445,7 @@ fn reload(lab: &Lab) -> Result<()> {
             lab.spawn(0, &line)
         })
         .collect::<Result<_>>()?;
-    // Number of rounds if there is time, and minimum number.
+    // Number of rounds if the time suffices, and minimum number.
     let (rounds, least): (u64, u64) = (volume(30, 200), volume(2, 50));
     let words = format!("unload {rounds} {} {least} 150", volume(60, 300));
     let looped = run(

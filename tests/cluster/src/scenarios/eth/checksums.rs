@@ -36,12 +36,12 @@ fn internet_checksum(start: u32, data: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Contents of the checksum field of a frame.
+/// Checksum that a test frame carries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sum {
     Right,
     Wrong,
-    /// Sum of the pseudo header only.
+    /// Sum of the pseudo header only, which the network card would complete.
     Unfinished,
 }
 
@@ -76,7 +76,7 @@ fn udp_frame(from: u8, to: u8, target: [u8; 4], payload: usize, sum: Sum) -> Vec
     frame
 }
 
-/// Returns such a frame from an absent node to node 1.
+/// Returns a UDP frame from an absent node to a closed port of node 1.
 fn to_node_1(payload: usize, sum: Sum) -> Vec<u8> {
     udp_frame(9, 1, [10, 2, 0, 2], payload, sum)
 }
@@ -108,7 +108,7 @@ fn moves(lab: &Lab, counter: &str, what: &str, send: impl FnOnce() -> Result<()>
     moves_at(lab, 1, counter, what, send)
 }
 
-/// Like [`moves`], for any node.
+/// Checks that the frame sent by `send` increments this UDP counter of a node by one.
 fn moves_at(
     lab: &Lab,
     number: usize,
@@ -124,8 +124,8 @@ fn moves_at(
     })
 }
 
-/// `verify_rx_csum` selects which frames the receiver verifies, `skip_tx_csum` which checksums the
-/// sender leaves unfinished.
+/// `verify_rx_csum` selects the frames that the receiver verifies. `skip_tx_csum` selects the
+/// checksums that the sender leaves unfinished.
 ///
 /// Without `skip_tx_csum`, the driver does not offer checksum offload. The network stack then
 /// finishes the checksums, so only the receiver can show the difference.
@@ -160,9 +160,10 @@ fn options(lab: &Lab) -> Result<()> {
     result
 }
 
-/// The network stack verifies received frames, whether they came in one message, in several, or by
-/// GET. Only unfinished checksums are accepted unverified, because vendor peers send these by
-/// default. Frames in several messages are always verified, because a message could be missing.
+/// The network stack verifies received frames, whether they arrived in one message, in several
+/// messages or by GET. Only unfinished checksums are accepted unverified, because vendor peers send
+/// these by default. Frames in several messages are always verified, because a message could be
+/// missing.
 fn bad_checksums(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     let unfinished = || node(lab, 1).ethtool("rx_csum_unfinished");
@@ -176,7 +177,7 @@ fn bad_checksums(lab: &Lab) -> Result<()> {
         moves(lab, one, &what, || send(lab, &to_node_1(16, sum)))?;
         let what = format!("{sum:?} in several messages");
         moves(lab, several, &what, || send(lab, &to_node_1(120, sum)))?;
-        let what = format!("{sum:?} by a fetch");
+        let what = format!("{sum:?} by GET");
         let frame = udp_frame(0, 1, [10, 2, 0, 2], 1400, sum);
         moves(lab, one, &what, || send_raw(lab, &frame))?;
         let more = unfinished()? - before;
@@ -185,12 +186,12 @@ fn bad_checksums(lab: &Lab) -> Result<()> {
     }
     let switch = |on: &str| node(lab, 1).ok(&format!("ethtool -K exn0 rx {on}"));
     switch("off")?;
-    let result = moves(lab, "InCsumErrors", "none is taken unseen", || {
+    let result = moves(lab, "InCsumErrors", "rx off: the checksum is verified", || {
         send(lab, &to_node_1(16, Sum::Unfinished))
     });
     switch("on")?;
     result?;
-    moves(lab, "NoPorts", "they are again", || {
+    moves(lab, "NoPorts", "rx on: an unfinished checksum is accepted", || {
         send(lab, &to_node_1(16, Sum::Unfinished))
     })
 }
@@ -217,7 +218,7 @@ fn lost_packets(lab: &Lab) -> Result<()> {
         let after = count()?;
         ensure!(
             after == (holes + 1, taken),
-            "{sum:?}: holes and frames taken were {holes}, {taken}, are {after:?}"
+            "{sum:?}: counters of holes and frames were {holes}, {taken}, are {after:?}"
         );
         let what = format!("{sum:?}, whole");
         moves(lab, "NoPorts", &what, || send_raw(lab, &frame))?;
@@ -226,7 +227,7 @@ fn lost_packets(lab: &Lab) -> Result<()> {
 }
 
 /// Frames that node 1 forwards leave with a finished checksum. They return to node 0, which
-/// verifies all.
+/// verifies every frame.
 fn forwarded(lab: &Lab) -> Result<()> {
     const TARGET: [u8; 4] = [10, 99, 0, 1];
     guest::install(lab, 0)?;
@@ -237,7 +238,7 @@ fn forwarded(lab: &Lab) -> Result<()> {
         nodes[1].ok(
             "echo 1 >/proc/sys/net/ipv4/ip_forward && ip route add 10.99.0.1/32 via 10.2.0.1",
         )?;
-        // In a message and by GET.
+        // One frame fits into a message, the other is fetched by GET.
         for payload in [16, 1400] {
             for (sum, counter) in [
                 (Sum::Right, "NoPorts"),

@@ -84,8 +84,8 @@ const NOT_PENDING: Reason = Reason(
 /// loaded.
 const LINES: u64 = 4;
 const INTERVAL_MS: u64 = 2000;
-/// Time-out of GETs. It is longer than a busy host may stall, because frames between the nodes
-/// would be given up too.
+/// Time-out of GETs in ms. It is longer than a busy host may stall, because a shorter time-out
+/// would also give up the frames of healthy traffic.
 const TIMEOUT_MS: u64 = 4000;
 /// Number of repetitions of bad input; far above the maximum number of log lines.
 const BURST: u32 = 1500;
@@ -242,8 +242,8 @@ impl Target<'_> {
         self.lab.ok(1, &format!("sleep {seconds}")).map(drop)
     }
 
-    /// Checks that each event was logged or is included in the number of suppressed ones of a later
-    /// line. The last event must have been logged.
+    /// Checks that each event either has a log line or is in the number of suppressed events of a
+    /// later line. The last event must have been logged.
     fn all_accounted(&self, reason: &Reason) -> Result<()> {
         let (count, logged) = (self.count(reason)?, self.logged(reason)?);
         ensure!(
@@ -262,7 +262,8 @@ impl Target<'_> {
         for line in text.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             ensure!(words.len() > 3, "not number, count, name, text: {line}");
-            // Not caused by the input: some fabrics return a sender's own multicast frames (G21).
+            // This reason does not come from the input: some fabrics return a sender's own
+            // multicast frames (G21).
             if words[2].trim_end_matches(':') == "rx_own_multicast" {
                 continue;
             }
@@ -285,7 +286,7 @@ impl Target<'_> {
 fn on_fresh_exn(lab: &Lab, test: impl FnOnce(&Target<'_>) -> Result<()>) -> Result<()> {
     node(lab, 1).reload_exn(&format!(
         "exn.rdv_timeout_ms={TIMEOUT_MS} exn.rdv_quarantine_ms={} exn.log_interval_ms={INTERVAL_MS}",
-        // The least that this time-out allows.
+        // Minimum quarantine time that exn permits with this time-out.
         TIMEOUT_MS + 5000
     ))?;
     let before = Usage::of(node(lab, 1))?;
@@ -306,7 +307,7 @@ fn messages(lab: &Lab) -> Result<()> {
     let frame = [0x2e, 0x87, 4, 7, 0, 1, 0x2e, 0x87, 4, 7, 0, 9, 8, 0, 1, 2];
     let notification =
         r#"{"kind":"notification","src_node":9,"src_vpid":254,"vpid":254,"value":305419896}"#;
-    // The type tag has two bits, and all four values are defined. No driver sends type 2.
+    // The type tag has two bits, and all four values are defined. No driver sends frames of type 2.
     let cases: &[(&Reason, u16, String)] = &[
         (&SOURCE, 9, velo(9, 17, 3, 0, &frame)),
         (&SOURCE, 0xfffe, velo(0xfffe, 254, 3, 0, &frame)),
@@ -320,8 +321,8 @@ fn messages(lab: &Lab) -> Result<()> {
         (&SIZE, 9, announcement(9, 0x1000, 65_559)),
         (&SHORT, 9, announcement(9, 0x1000, 0)),
         (&FRAGMENT, 9, velo(9, 254, 0, 3, &[0; 16])),
-        // From another node, because the frames of node 9 after the broken fragment count as its
-        // remainder.
+        // The short frame comes from node 8, because frames of node 9 after the broken fragment
+        // count as its remainder.
         (&SHORT, 8, velo(8, 254, 3, 0, &[0; 5])),
         (&BAD_NOTIFY, 9, notification.into()),
     ];
@@ -359,9 +360,9 @@ fn messages(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Fragments without a last one are discarded: after a time-out, when a new frame starts, when too
-/// many sources send them, and when the frame gets too long. They are never prepended to the next
-/// frame.
+/// Fragments without a final fragment are discarded: after a time-out, when a new frame starts,
+/// when too many sources send them, and when the frame gets too long. They are never prepended to
+/// the next frame.
 fn endless_fragments(lab: &Lab) -> Result<()> {
     on_fresh_exn(lab, |target| {
         let one = [first_fragment(9, 5)];
@@ -380,7 +381,8 @@ fn endless_fragments(lab: &Lab) -> Result<()> {
         target.once(&SEQUENCE, &two, 9, 1)?;
         target.reaches(&STALE, 2)?;
         target.once(&TOO_LONG, &endless, 9, 1)?;
-        // Each fragment is displaced by the next one, or by the time-out if the next one is late.
+        // Each fragment is displaced by the next fragment, or by the time-out if the next fragment
+        // is late.
         let sum =
             |a: &Reason, b: &Reason| -> Result<u64> { Ok(target.count(a)? + target.count(b)?) };
         target.forge(&one, BURST)?;

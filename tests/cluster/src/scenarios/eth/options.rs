@@ -1,5 +1,5 @@
-//! Parameters and settings of exn (docs/exn.md): each has its documented effect, which ends when
-//! exn is loaded without it.
+//! Parameters and settings of exn (docs/exn.md). Each has its documented effect, which ends when
+//! exn is loaded without the setting.
 
 use super::hostile::velo;
 use crate::cluster::{modules, Lab, PATIENCE};
@@ -75,8 +75,8 @@ fn threshold(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Frames to a foreign MAC address go to the default node. Without one, short frames go to all
-/// nodes, and long ones are dropped and counted.
+/// Frames to a foreign MAC address go to the default node. Without a default node, short frames go
+/// to all nodes, and long frames are dropped and counted.
 fn default_node(lab: &Lab) -> Result<()> {
     let (from, to) = (node(lab, 0), node(lab, 1));
     for (options, size, way) in [
@@ -134,7 +134,7 @@ fn ring_size(lab: &Lab) -> Result<()> {
     let in_flight = "4 to 512 announced frames may be in flight";
     for (bad, why) in [
         ("tx 3", in_flight),
-        // The kernel checks this one itself.
+        // The kernel itself rejects this size.
         ("tx 513", "requested ring size exceeds maximum"),
         ("rx 16", "the mailbox can't be resized"),
     ] {
@@ -152,7 +152,8 @@ fn ring_size(lab: &Lab) -> Result<()> {
             .with_context(|| shown.clone())?;
         ensure!(value(current, "TX") == Some(length), "{shown}");
         let before = node.ethtool("tx_stop_full")?;
-        // Five at once, because the socket of ping holds no more than six answers of this size.
+        // Sends five pings at once, because the socket of ping holds no more than six answers of
+        // this size.
         for _ in 0..8 {
             node.pings(5, "-l 5 -i 0.02 -s 20000")?;
         }

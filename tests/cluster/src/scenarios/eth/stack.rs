@@ -27,7 +27,7 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Node 1 has one CPU, so that no other CPU polls.
+/// Both nodes have one CPU, so that no other CPU can poll the interface.
 const ONE_PROCESSOR: Spec = Spec::pair().cpus(1);
 
 /// VLAN tags do not count for the MTU: full frames pass with one tag and with two.
@@ -59,12 +59,12 @@ fn vlan_traffic(lab: &Lab, name: &str, target: &str) -> Result<()> {
     let mtu = nodes[0].ok(&format!("cat /sys/class/net/{name}/mtu"))?;
     ensure!(mtu.trim() == "65520", "{mtu}");
     let before = nodes[0].ethtool("tx_long")?;
-    // IPv4 header of 20 bytes and ICMP header of 8.
+    // The sizes leave space for the IPv4 header of 20 bytes and the ICMP header of 8 bytes.
     for bytes in [56, 1472, 65_492] {
         let options = format!("-i 0.05 -s {bytes} -M do");
         nodes[0].pings_to(target, 5, &options)?;
     }
-    // IPv6 header of 40 bytes and ICMP header of 8.
+    // The size leaves space for the IPv6 header of 40 bytes and the ICMP header of 8 bytes.
     let own = nodes[1].ok(&format!(
         "ip -6 -o addr show dev {name} scope link | awk '{{sub(\"/.*\", \"\", $4); print $4}}'"
     ))?;
@@ -113,7 +113,7 @@ fn mtu_of_others(lab: &Lab) -> Result<()> {
                 n + 1
             ))?;
         }
-        // VXLAN adds 50 bytes to the inner frame, which has 28 bytes of headers itself.
+        // VXLAN adds 50 bytes to the inner frame, whose own headers have 28 bytes.
         ensure!(mtu("x7")?.trim() == "65470", "{}", mtu("x7")?);
         nodes[0].pings_to("10.87.0.2", 5, "-i 0.05 -s 65442 -M do")?;
         nodes[0]
@@ -340,19 +340,19 @@ const DATAGRAMS: u64 = 2000;
 struct Arrived {
     number: u64,
     out_of_order: u64,
-    /// Frames that node 1 held back for earlier ones, and frames delivered without waiting for
-    /// earlier ones.
+    /// Frames that node 1 held back until earlier frames arrived (`held`), and frames that it
+    /// delivered although earlier frames were missing (`unordered`).
     held: u64,
     unordered: u64,
-    /// Short frames that node 0 announced.
+    /// Short frames that node 0 announced instead of sending them as messages.
     short: u64,
     /// Frames that node 0 did not send, because node 1 did not fetch for a while.
     refused: u64,
 }
 
 impl Arrived {
-    /// Returns true if node 1 waited for all frames as required. Frames that were not sent leave no
-    /// gap in the order.
+    /// Returns true if node 1 delivered no frame before an earlier frame. Frames that were not sent
+    /// leave no gap in the order.
     fn is_whole(&self) -> bool {
         self.unordered == 0
     }
@@ -395,13 +395,13 @@ fn by_turns(lab: &Lab, flows: u32) -> Result<Arrived> {
     Ok(arrived)
 }
 
-/// Repeats rounds until the receiver has waited for all frames. On a host that stalls, a GET may
-/// take longer than the receiver waits.
+/// Repeats rounds until no frame was delivered before an earlier frame. On a host that stalls, a
+/// GET may take longer than the receiver waits.
 fn in_order(lab: &Lab, flows: u32) -> Result<Arrived> {
     const ROUNDS: usize = 6;
     guest::install(lab, 0)?;
     guest::install(lab, 1)?;
-    // Resolves the address. Frames that wait for it could be overtaken by others.
+    // Resolves the address, because other frames could overtake frames that wait for the address.
     node(lab, 0).pings(2, "-i 0.1")?;
     let mut seen = Vec::new();
     for _ in 0..ROUNDS {
@@ -488,17 +488,18 @@ struct Polled {
 }
 
 impl Polled {
-    /// Returns true if each sent frame arrived or is counted. Hardly any may count as overdue.
+    /// Returns true if each sent frame arrived or is counted as lost. At most a tenth of the frames
+    /// may be lost.
     fn are_all(&self, frames: u64) -> bool {
         self.arrived + self.lost >= frames
             && (self.refused > 0 || self.arrived >= frames - frames / 10)
     }
 }
 
-/// Repeats `f` with increasing numbers until every frame was sent, because on a busy host a node
-/// may stall for longer than its peer waits. Then repeats it with a NIC of node 0 that drops every
-/// 50th command and all later ones until the driver restarts it (HW §8). The driver must recover
-/// them.
+/// Repeats `f` with increasing numbers until node 0 has sent every frame, because on a busy host a
+/// node may stall for longer than its peer waits. Then repeats `f` with a NIC of node 0 that drops
+/// every 50th command and all later commands until the driver restarts it (HW §8). The driver must
+/// recover the dropped commands.
 fn also_with_drops(lab: &Lab, f: impl Fn(u32) -> Result<Polled>) -> Result<()> {
     const ROUNDS: u32 = 6;
     let node = node(lab, 0);
@@ -536,7 +537,7 @@ fn unsent(lab: &Lab) -> Result<u64> {
 }
 
 /// Netpoll sends more frames than may be in flight, with interrupts disabled on the only CPU.
-/// Netpoll itself must restart the stopped queue. Frames received during that time are delivered
+/// Netpoll itself must restart the stopped queue. Frames that arrive during that time are delivered
 /// afterwards.
 fn netpoll(lab: &Lab) -> Result<()> {
     also_with_drops(lab, |_| burst(lab))
@@ -554,8 +555,8 @@ fn burst(lab: &Lab) -> Result<Polled> {
         ])
     };
     let before = counts()?;
-    // Frames received during the burst. Some are not sent, because node 0 does not fetch for a
-    // while.
+    // The ping makes node 0 receive frames during the burst. Node 1 does not send all of them,
+    // because node 0 does not fetch for a while.
     let load = lab.spawn(1, "ping -q -i 0.01 -s 1400 -c 200 -W 20 node0")?;
     let loaded = from.ok(&format!("modprobe netpoll_burst frames={FRAMES}"));
     let sent = from.ok("cat /sys/module/netpoll_burst/parameters/sent; rmmod netpoll_burst");
@@ -565,7 +566,7 @@ fn burst(lab: &Lab) -> Result<Polled> {
     let out = load.wait(PATIENCE)?;
     ensure!(!out.stdout.contains(" 0 received"), "{out:?}");
     // The clock jumps when interrupts are enabled again. Frames that have not arrived by then may
-    // count as overdue.
+    // count as lost, because their time-out has passed.
     let mut polled = Polled::default();
     let all = lab.until("all frames arrive", PATIENCE, |_| {
         let now = counts()?;
@@ -590,7 +591,7 @@ fn netconsole(lab: &Lab) -> Result<()> {
     let program = guest::program("lines");
     let listener = lab.spawn(1, &format!("exec {program} 6666 /tmp/lines"))?;
     to.until_file("/tmp/lines")?;
-    // The receiver's address is given, because netpoll does not resolve it.
+    // The module parameters name the receiver's MAC address, because netpoll does not resolve it.
     let result = from
         .ok("modprobe netconsole \
              netconsole=6665@10.2.0.1/exn0,6666@10.2.0.2/2e:87:04:07:00:01")
@@ -605,8 +606,8 @@ fn netconsole(lab: &Lab) -> Result<()> {
 fn lines(lab: &Lab, round: u32) -> Result<Polled> {
     const LINES: u64 = 600;
     let (from, to) = (node(lab, 0), node(lab, 1));
-    // The console first sends the kernel log so far. The log is a ring that a thread empties, and
-    // it has room for all lines of a round.
+    // The console first sends the kernel log so far. The log is a ring buffer that a thread
+    // empties. It holds all lines of a round.
     lab.until("the log so far is sent", PATIENCE, |_| {
         from.ok(&format!("echo '<4>so far {round}' >/dev/kmsg"))?;
         to.is_so(&format!("grep -q 'so far {round}' /tmp/lines"))

@@ -35,7 +35,7 @@ pub fn all() -> Vec<Scenario> {
 /// Two CPUs per node, so that sending, both poll functions and housekeeping run at the same time.
 const TWO_PROCESSORS: Spec = Spec::pair().cpus(2);
 
-/// Reasons that count without an error: own group frames, which some fabrics return.
+/// Reasons whose counters grow without an error: some fabrics return a sender's own group frames.
 const HARMLESS: &[&str] = &["rx_own_multicast"];
 
 /// Returns the sum over both nodes of each reason of exn.
@@ -104,7 +104,7 @@ fn interface(lab: &Lab) -> Result<()> {
         let out = lab.sh_for(0, &format!("ip link set exn0 mtu {mtu}"), PATIENCE)?;
         ensure!(out.status != 0, "MTU {mtu} was accepted");
     }
-    // Addresses and neighbours come back, and traffic flows.
+    // After the interface was down, addresses and neighbours are restored and traffic flows.
     lab.ok(0, "ip link set exn0 down && ip link set exn0 up")?;
     node(lab, 0).back()?;
     node(lab, 0).pings(3, "-i 0.1")?;
@@ -122,10 +122,10 @@ fn counters_agree(lab: &Lab) -> Result<()> {
             to.net("rx_bytes")?,
         ])
     };
-    // Bytes of 20 packets with the headers of ICMP, IPv4 and Ethernet.
+    // Bytes of 20 packets, including the headers of ICMP, IPv4 and Ethernet.
     let least = 20 * (1000 + 8 + 20 + 14);
-    // Repeated, because frames that the network stack sends between the reads are counted at one
-    // end only.
+    // The comparison is repeated, because frames that the network stack sends between the two reads
+    // are counted at one end only.
     lab.until("both ends count the same", PATIENCE, |_| {
         let before = counts()?;
         from.pings(20, "-i 0.02 -s 1000")?;
@@ -135,15 +135,15 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     })
 }
 
-/// No ping of a thousand is lost.
+/// A thousand pings are all answered.
 fn ping_1000(lab: &Lab) -> Result<()> {
     node(lab, 0).pings(1000, "-i 0.004")
 }
 
 /// Packets of all lengths arrive, including those around the driver's limits.
 pub fn ping_sizes(lab: &Lab) -> Result<()> {
-    // Around the eager limit, the fragment sizes of VELO (120) and RMA (496), the page size and the
-    // maximum packet, and a packet of two IP fragments.
+    // Sizes around the eager limit, the fragment sizes of VELO (120) and RMA (496), the page size
+    // and the maximum packet. The last packet needs two IP fragments.
     for size in [
         0, 56, 76, 77, 78, 79, 200, 453, 454, 455, 1472, 4054, 8192, 65000, 65492, 65507,
     ] {
@@ -203,7 +203,8 @@ fn received(lab: &Lab) -> Result<[Received; 2]> {
     Ok([of(node(lab, 0))?, of(node(lab, 1))?])
 }
 
-/// Returns the sums of received data in a report, each with the node that received it.
+/// Returns the fields of a report that contain sums of received data, each with the node that
+/// received the data.
 fn sums(options: &str) -> Vec<(&'static str, usize)> {
     let reverse = options.contains("-R");
     let mut sums = vec![("sum_received", usize::from(!reverse))];
@@ -213,8 +214,8 @@ fn sums(options: &str) -> Vec<(&'static str, usize)> {
     sums
 }
 
-/// Maximum number of bytes in the sockets of one stream with buffers of 512 KiB: the kernel doubles
-/// the size, on each side.
+/// Maximum number of bytes that the sockets of one stream hold with buffers of 512 KiB. The kernel
+/// doubles the size of each buffer, and both ends have one.
 const IN_SOCKETS: u64 = 2 << 20;
 
 /// Returns true if all `expected` streams of a report received data.
@@ -232,9 +233,10 @@ pub fn iperf3_tcp(lab: &Lab) -> Result<()> {
     for options in ["", "-R", "-P 4", "-P 4 -R", "--bidir", "-P 4 --bidir"] {
         let both = options.contains("--bidir");
         let many = if options.contains("-P 4") { 4 } else { 1 };
-        // With several streams the test is limited by time. By volume, one stream could end before
-        // another starts, and on a busy host a thread of the receiver may not run for a second. The
-        // receiver does not count data left in sockets when the sender has written all.
+        // With several streams the test is limited by time. With a limit by volume, one stream
+        // could end before another starts. On a busy host a thread of the receiver may not run for
+        // a second. The receiver does not count data that is left in sockets when the sender has
+        // written all.
         let (end, least) = if both || many > 1 {
             ("-t 3".into(), 1)
         } else {
@@ -373,7 +375,7 @@ const BLOCK: u64 = 8;
 /// Sends `mib` MiB (a multiple of 8) in each direction at once through socat and compares hashes.
 ///
 /// The data are a random block of 8 MiB, repeated, each time preceded by its number. Lost, repeated
-/// and exchanged parts thus change the hash. Each node generates its block once.
+/// and exchanged data thus change the hash. Each node generates its block once.
 pub fn both_ways(lab: &Lab, mib: u64, patience: Duration) -> Result<()> {
     let stream =
         |blocks: u64| format!("for i in $(seq {blocks}); do echo block $i; cat /tmp/block; done");
@@ -451,7 +453,8 @@ fn deferred_interrupts(lab: &Lab) -> Result<()> {
             "{sum}: {report}"
         );
     }
-    // A new period of polling, which uses the setting from its start.
+    // Setting the interface down and up starts a new polling period, which uses the setting from
+    // its start.
     lab.ok(0, "ip link set exn0 down && ip link set exn0 up")?;
     node(lab, 0).back()?;
     defer(0, 0)?;

@@ -13,7 +13,7 @@ use crate::Scenario;
 use anyhow::{ensure, Context, Result};
 use std::time::{Duration, Instant};
 
-/// Maximum time until all messages of the driver have ended, if it was loaded with [`SHORT`].
+/// Maximum time until all messages of a driver that was loaded with [`SHORT`] have ended.
 const OVER: Duration = Duration::from_secs(40);
 /// Module option with the shortest time-out for messages, in seconds.
 const SHORT: &str = "timeout=10";
@@ -47,7 +47,7 @@ fn fault_points(lab: &Lab) -> Result<()> {
     // Establishes a session.
     right(lab, 1, &nid(0), "kind=ping count=5")?;
     // Fault points of node 0: number, node that sends, test, error that the sender gets, counter of
-    // the driver.
+    // the driver that grows.
     let points: [(u32, usize, &str, i64, &str); 12] = [
         (1, 1, "kind=read size=100000", -11, "no_place"),
         (1, 1, "kind=read size=6000", 0, "no_place"),
@@ -92,7 +92,7 @@ fn fault_points(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Waits for a test in which each message must fail with one of these errors.
+/// Waits for the end of a test in which each message must fail with one of these errors.
 fn fails(running: Running, errors: &[i64]) -> Result<()> {
     let said = end(running, LONG)?;
     ensure!(
@@ -116,12 +116,12 @@ const TIMED_OUT: i64 = -110;
 const NO_EVENT: i64 = -62;
 
 /// The peer's NIC freezes while a message is in each of its states: before a session exists, while
-/// the peer's LNet holds it, during the GET of payload at either end. The message ends within the
-/// driver's time-out, and communication resumes when the NIC does.
+/// the peer's LNet holds the message, and during the GET of payload at either end. The message ends
+/// within the driver's time-out, and communication resumes when the NIC does.
 fn silent_peer(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     let errors = [UNREACHABLE, TIMED_OUT, NO_EVENT];
-    // Without a session, the message was certainly not delivered.
+    // Without a session, the sender knows that the message was not delivered.
     lab.fault(&["freeze", "1"])?;
     let start_time = Instant::now();
     let greeting = start(lab, 0, &nid(1), "kind=ping timeout=30000")?;
@@ -130,8 +130,8 @@ fn silent_peer(lab: &Lab) -> Result<()> {
     ends(lab, 0)?;
     lab.fault(&["thaw", "1"])?;
     works_again(lab)?;
-    // With a session. The peer holds long requests, gets short ones, and payload moves in both
-    // directions.
+    // The remaining cases have a session. The peer holds long requests, receives short ones, and
+    // payload moves in both directions.
     for options in [
         "kind=ping",
         "kind=ping ask=16000",
@@ -186,11 +186,11 @@ fn works_again(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A node loses its power with messages in all states. The messages of the other node end and their
-/// memory is released. After the reboot both nodes communicate again.
+/// A node loses its power with messages in all states. The messages of the other node end, and
+/// their memory is released. After the reboot both nodes communicate again.
 fn power_cycle(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
-    // Messages that the peer holds.
+    // The service of the peer has one slow buffer, so the peer holds messages.
     tell(lab, 1, "serve stop")?;
     tell(lab, 1, "serve buffers=1 slow=2000")?;
     let mut all = Vec::new();
@@ -251,7 +251,7 @@ fn traffic(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
     Ok(all)
 }
 
-/// Starts pings from node 1, for longer on a slow kernel.
+/// Starts pings from node 1. They last longer on a slow kernel.
 fn pings(lab: &Lab, seconds: u64) -> Result<Vec<(usize, Running)>> {
     let seconds = as_slow(Duration::from_secs(seconds)).as_secs();
     let options = format!("kind=ping threads=4 seconds={seconds} timeout=3000");
@@ -292,7 +292,7 @@ fn unbind_bind(lab: &Lab) -> Result<()> {
 }
 
 /// The network of a node is removed and added under load, several times. LNet is slow, so that it
-/// still receives messages while the interface shuts down.
+/// still gets messages while the interface shuts down.
 fn net_del(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     for round in 0..volume(2, 8) {
@@ -330,8 +330,8 @@ fn rmmod(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// The NIC is unbound during `net add`, with a peer that keeps sending. The network exists
-/// afterwards or not, and no command hangs.
+/// The NIC is unbound during `net add` while a peer keeps sending. No command hangs, whether the
+/// network then exists or not.
 fn unbind_in_net_add(lab: &Lab) -> Result<()> {
     begin(lab, SHORT)?;
     tell(lab, 0, "net del ex")?;
@@ -443,8 +443,8 @@ fn bad_nic(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Lost packets within GETs are detected, and the data are fetched again. The message fails if each
-/// repetition loses packets too.
+/// Lost packets within GETs are detected, and the data are fetched again. The message fails if
+/// packets of each repetition are lost too.
 fn lost_in_gets(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     let lose = |every: &str| -> Result<()> {

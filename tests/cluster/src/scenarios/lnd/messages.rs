@@ -41,7 +41,8 @@ fn both_ways(lab: &Lab, options: &str, patience: Duration) -> Result<()> {
     both_ways_at([nid(0), nid(1)], lab, options, patience)
 }
 
-/// Like [`both_ways`], with these addresses of nodes 0 and 1.
+/// Runs the same test from both nodes at the same time, with these addresses of nodes 0 and 1. Both
+/// tests must succeed.
 fn both_ways_at(nids: [String; 2], lab: &Lab, options: &str, patience: Duration) -> Result<()> {
     let running = [
         start(lab, 0, &nids[1], options)?,
@@ -53,8 +54,8 @@ fn both_ways_at(nids: [String; 2], lab: &Lab, options: &str, patience: Duration)
     Ok(())
 }
 
-/// A node pings another one and itself. Short answers, fetched answers, partial and empty answers
-/// are right.
+/// A node pings another node and itself. Short answers, answers that are fetched by GET, partial
+/// answers and empty answers are right.
 fn ping(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     for (from, to) in [(0, 1), (1, 0), (0, 0)] {
@@ -150,9 +151,9 @@ fn sizes(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// The stand-in's own driver over TCP, the reference of `make bench`, works: pings and checked bulk
-/// data in both directions and within a node, with late decisions of LNet. A network that ends and
-/// starts again becomes reachable again, and a missing node is reported as unreachable.
+/// The stand-in's own driver over TCP, the reference of `make bench`, works. Pings and checked bulk
+/// data succeed in both directions and within a node, with late decisions of LNet. A network that
+/// ends and starts again becomes reachable again. A missing node is reported as unreachable.
 fn tcp_transport(lab: &Lab) -> Result<()> {
     let nids = [0, 1].map(|n| format!("10.2.0.{}@tcp", n + 1));
     let add = |n: usize| -> Result<()> {
@@ -195,7 +196,8 @@ fn tcp_transport(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         tell(lab, n, "odd")?;
     }
-    // LNet accepts less than was sent, or no byte. The next message is found behind the remainder.
+    // LNet accepts less than was sent, or no byte. The driver then finds the next message behind
+    // the remainder.
     for options in ["want=5000 ack=1", "nomatch=1", "check=0"] {
         let options = format!("kind=read size=100000 count=4 {options}");
         right(lab, 0, &nids[1], &options)?;
@@ -216,8 +218,8 @@ fn tcp_transport(lab: &Lab) -> Result<()> {
     done_by(lab, "lnet_sock", &[&["tcp"], &["tcp"]])
 }
 
-/// Memory of many fragments, with gaps, at any offset and from the heap is transferred. No byte
-/// around it changes.
+/// Memory of many fragments, with gaps, at any offset and on the heap is transferred. No byte
+/// around the memory changes.
 fn fragments(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     for kind in ["read", "write"] {
@@ -249,7 +251,7 @@ fn fragments(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// LNet accepts only a part of a message, no byte of it, or drops it.
+/// LNet accepts only a part of a message, accepts no byte, or drops the message.
 fn partly_wanted(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     for size in [100, 5000, 100_000, 1_000_000] {
@@ -328,8 +330,8 @@ fn credits(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// LNet holds many short and long messages until it has memory for them, and names the memory
-/// later.
+/// LNet holds many short and long messages until it has memory for them, and passes the memory to
+/// the driver later.
 fn kept(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         load(lab, n, "")?;
@@ -376,8 +378,8 @@ fn odd_orders(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// LNet rejects messages and drops some that it held. Their senders get an error or time out, no
-/// byte is wrong, and all memory is released.
+/// LNet rejects messages, and drops messages that it held. Their senders get an error or time out,
+/// no byte is wrong, and all memory is released.
 fn drops(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     for n in 0..2 {
@@ -409,7 +411,8 @@ fn drops(lab: &Lab) -> Result<()> {
     done(lab)
 }
 
-/// Tunables of a network apply to it; the others have the values of the module.
+/// Tunables of a network apply to that network. Networks without tunables use the values of the
+/// module.
 fn tunables(lab: &Lab) -> Result<()> {
     load(
         lab,
@@ -455,8 +458,8 @@ fn tunables(lab: &Lab) -> Result<()> {
     lab.ok(0, "rmmod kexlnd lnet_stand").map(drop)
 }
 
-/// All kinds of messages at the same time, for the whole time. The full run adds links that corrupt
-/// and lose packets.
+/// Messages of all kinds are sent at the same time for the whole duration. The full run adds links
+/// that corrupt and lose packets.
 fn soak(lab: &Lab) -> Result<()> {
     begin(lab, "")?;
     let seconds = volume(10, 3600);

@@ -71,7 +71,7 @@ fn two_nics(lab: &Lab) -> Result<()> {
     done_with(lab, &[&["ex"], &["ex"]])
 }
 
-/// A message that an interface certainly did not deliver is sent again by another one.
+/// A message that an interface did not deliver for certain is sent again by another interface.
 fn sent_again(lab: &Lab) -> Result<()> {
     all_nics(lab)?;
     right(lab, 0, "3@ex", "kind=ping count=4")?;
@@ -128,7 +128,7 @@ fn routed(lab: &Lab) -> Result<()> {
             right(lab, from, to, &format!("kind=write size={size}"))?;
         }
     }
-    // More messages than the router has buffers.
+    // Sends more messages than the router has buffers.
     let mut all = Vec::new();
     for (from, to) in [
         (0, "5@ex1"),

@@ -38,7 +38,7 @@ pub(super) fn number(said: &Said, name: &str) -> Result<i64> {
     text.parse().with_context(|| format!("{name} {text}"))
 }
 
-/// Returns a counter of the stand-in.
+/// Returns a counter of the LNet stand-in on node `n`.
 pub(super) fn counter(lab: &Lab, n: usize, name: &str) -> Result<u64> {
     let text = tell(lab, n, "counters")?;
     value(&text, name).with_context(|| format!("no {name} in {text}"))
@@ -50,7 +50,7 @@ pub(super) fn of_driver(lab: &Lab, n: usize, name: &str) -> Result<u64> {
     Ok(text.lines().filter_map(|l| value(l, name)).sum())
 }
 
-/// Loads both modules in a node.
+/// Loads the stand-in and the driver in a node.
 pub(super) fn load(lab: &Lab, n: usize, options: &str) -> Result<()> {
     lab.ok(n, &modules::modprobe("kexlnd", options)).map(drop)
 }
@@ -93,12 +93,12 @@ pub(super) fn done(lab: &Lab) -> Result<()> {
     done_with(lab, &nets)
 }
 
-/// Like [`done`], with the networks of each node.
+/// Does the work of [`done`] for nodes with these networks.
 pub(super) fn done_with(lab: &Lab, nets: &[&[&str]]) -> Result<()> {
     done_by(lab, "kexlnd", nets)
 }
 
-/// Like [`done_with`], with another driver.
+/// Does the work of [`done_with`] for another driver.
 pub(super) fn done_by(lab: &Lab, driver: &str, nets: &[&[&str]]) -> Result<()> {
     for n in 0..nets.len() {
         tell(lab, n, "serve stop")?;

@@ -15,7 +15,7 @@ use wire::smfu::UNMAPPED_BASE;
 /// Two nodes and an accelerator, which is node 2.
 const PAIR: Spec = Spec::new(2).accelerators(1);
 const ACC: usize = 2;
-/// A node with number 0, and five accelerators with broken or malicious devices, nodes 1 to 5.
+/// Node 0, and five accelerators with broken or malicious devices (nodes 1 to 5).
 const HOSTILE: Spec = Spec::new(1)
     .accelerators(5)
     .emulator(&["--accelerator-kinds=astray,storm,garbage,huge,gap"]);
@@ -139,7 +139,7 @@ fn works(lab: &Lab, node: usize, vectors: u64) -> Result<()> {
     Ok(())
 }
 
-/// Keeps the device busy and runs `end`, after which its transfers must fail.
+/// Keeps the device busy and runs `end`. The transfers of the device must fail then.
 fn pound(lab: &Lab, end: impl FnOnce(&Lab) -> Result<()>) -> Result<()> {
     let user = lab.spawn(0, &format!("cat {DRIVER}/*:*/pound"))?;
     lab.until("the device works", PATIENCE, |lab| {
@@ -272,7 +272,7 @@ fn accelerator(lab: &Lab) -> Result<()> {
     refused(lab, 0, &format!("borrow --node {ACC}"), own)?;
     refused(lab, 0, &format!("borrow --node {ACC} 1"), "no such device")?;
     refused(lab, 0, &format!("reclaim --node {ACC}"), own)?;
-    // A reset clears the registers; the borrower's configuration is restored.
+    // A reset clears the device's registers. The borrower's configuration is restored.
     let reset = attribute(lab, 0, "function_reset")?;
     ensure!(reset.trim() == "0 0x0", "{reset}");
     works(lab, 0, 4)?;
@@ -286,7 +286,7 @@ fn accelerator(lab: &Lab) -> Result<()> {
     ctl(lab, 1, &format!("return {domain}"))?;
     gone(lab, 1)?;
 
-    // Both nodes ask at the same time. Exactly one gets the device.
+    // Both nodes request the device at the same time. Exactly one node gets it.
     for _ in 0..3 {
         let ask = |node| {
             let words = format!("extollctl --json accel borrow --node {ACC}");
@@ -348,10 +348,11 @@ fn accelerator_lost(lab: &Lab) -> Result<()> {
     pound(lab, |lab| lab.fault(&["power-off", "acc0"]).map(drop))?;
     gone(lab, 0)?;
     ensure!(lost()? == before + 1);
-    // Its address ranges stay reserved, because no confirmation says that no path leads here.
+    // The device's address ranges stay reserved, because no accelerator has confirmed that its
+    // paths to this node are closed.
     ensure!(lease::counter(lab, 0, "accelerator.owed")? > 0);
     lab.fault(&["power-on", "acc0"])?;
-    // After the power loss it is no longer enrolled.
+    // After the power loss the accelerator is not enrolled.
     lab.until("the accelerator is enrolled", PATIENCE, |lab| {
         let out = lab.sh_for(0, &format!("extollctl accel enrol --node {ACC}"), LONG)?;
         Ok(out.status == 0)
@@ -359,7 +360,8 @@ fn accelerator_lost(lab: &Lab) -> Result<()> {
     ensure!(state(lab, 0, ACC)? == "Free");
     borrow(lab, 0, ACC)?;
     works(lab, 0, 4)?;
-    // The NIC does not answer for longer than the time-out. Later this node returns the device.
+    // The accelerator does not answer for longer than the time-out. This node returns the device
+    // when the accelerator answers again.
     settled(lab, 0)?;
     pound(lab, |lab| lab.fault(&["link-down", "nic2"]).map(drop))?;
     gone(lab, 0)?;
@@ -381,8 +383,8 @@ fn accelerator_lost(lab: &Lab) -> Result<()> {
     end(lab, &[0])
 }
 
-/// A borrower dies or keeps the device. Another node takes the device by a command, and the device
-/// can't reach the first node any more.
+/// A borrower dies or keeps the device. Another node takes the device over by a command, and the
+/// device can't reach the first node afterwards.
 fn accelerator_reclaimed(lab: &Lab) -> Result<()> {
     (0..2).try_for_each(|node| load(lab, node))?;
     let known = lab.sh_for(0, &format!("extollctl accel enrol --node {ACC}"), LONG)?;
@@ -391,20 +393,20 @@ fn accelerator_reclaimed(lab: &Lab) -> Result<()> {
         "{}",
         known.stderr
     );
-    // The borrower is alive.
+    // First case: the borrower is alive.
     borrow(lab, 0, ACC)?;
     pound(lab, |lab| {
         ctl(lab, 1, &format!("reclaim --node {ACC}")).map(drop)
     })?;
     closed(lab, 1)?;
     gone(lab, 0)?;
-    // Address ranges of both ends can be reused, because no path leads here and the windows are
-    // closed.
+    // Address ranges of both ends can be reused, because the device's paths to this node are
+    // removed and the windows are closed.
     settled(lab, 0)?;
     let domain = borrow(lab, 1, ACC)?;
     works(lab, 1, 4)?;
     ctl(lab, 1, &format!("return {domain}"))?;
-    // The borrower is dead.
+    // Second case: the borrower is dead.
     borrow(lab, 0, ACC)?;
     lab.fault(&["power-off", "node0"])?;
     let state_of = |node| state(lab, node, ACC);
@@ -425,8 +427,8 @@ fn accelerator_reclaimed(lab: &Lab) -> Result<()> {
     end(lab, &[0, 1])
 }
 
-/// Broken and malicious devices reach nothing beyond their lease. Unusable devices are rejected
-/// with a reason.
+/// Broken and malicious devices can't access anything beyond their lease. Unusable devices are
+/// rejected with a reason.
 fn accelerator_hostile(lab: &Lab) -> Result<()> {
     load(lab, 0)?;
     guest::install(lab, 0)?;
@@ -443,11 +445,12 @@ fn accelerator_hostile(lab: &Lab) -> Result<()> {
     let at = htax::DISCARDED_COUNTER.get();
     let said = lab.ok(0, &format!("{program} 0 4096 r1:{at:#x}"))?;
     let discarded = htax::DiscardedCounter(said.trim().parse().context("a number")?);
-    // Seven addresses for each of sixteen transfers; the counter of 16 bits may have wrapped.
+    // The device makes seven accesses for each of sixteen transfers. The counter of 16 bits may
+    // have wrapped.
     let seen = (discarded.posted(), discarded.nonposted());
     ensure!(seen.0 >= 112 && seen.1 >= 112, "{seen:?} were discarded");
     ctl(lab, 0, &format!("return {domain}"))?;
-    // An interrupt is raised thousands of times; the host handles few of them.
+    // The device raises an interrupt thousands of times. The host handles few of these interrupts.
     let domain = borrow(lab, 0, 2)?;
     let sent = || lease::model(lab, 0, "interrupts");
     let before = sent()?;
@@ -455,7 +458,7 @@ fn accelerator_hostile(lab: &Lab) -> Result<()> {
     let more = sent()? - before;
     ensure!(more > 10_000, "{more} interrupts are no storm");
     ctl(lab, 0, &format!("return {domain}"))?;
-    // Reasons: invalid capabilities, an invalid BAR. The devices stay free.
+    // The possible reasons are invalid capabilities and an invalid BAR. The devices stay free.
     for (acc, reasons) in [(3, &["2", "6"][..]), (5, &["3"])] {
         for _ in 0..2 {
             refused(lab, 0, &format!("list --node {acc}"), "does not work")?;
@@ -468,7 +471,7 @@ fn accelerator_hostile(lab: &Lab) -> Result<()> {
     let odd = "exec 3<>/dev/extoll_pci; echo counters >&3; awk '$1 == \"accelerator.odd\" {print $2}' <&3";
     let odd = lab.ok(0, odd)?;
     ensure!(odd.trim() == "8", "{odd} devices were refused");
-    // The window has too little space for its BAR.
+    // The accelerator's window is too small for the BAR of its device.
     ensure!(state(lab, 0, 4)? == "Free");
     refused(lab, 0, "borrow --node 4", "no room")?;
     ensure!(state(lab, 0, 4)? == "Free");
@@ -499,14 +502,14 @@ fn accelerator_mute(lab: &Lab) -> Result<()> {
         let log = lab.log_since(&mark)?;
         Ok(log.contains("node 1: the device is lost: Stuck"))
     })?;
-    // It is returned, because its NIC answers. The next borrower gets an error.
+    // The device is returned, because its NIC answers. The next borrower gets an error.
     settled(lab, 0)?;
     refused(lab, 0, "borrow --node 1", "does not work")?;
     end(lab, &[0])
 }
 
 /// With an IOMMU in front of the borrower's NIC, pages are mapped without a copy. An unmapped page
-/// is out of reach at once, and the device's access to it is an IOMMU fault.
+/// is unreachable at once, and the device's access to it is an IOMMU fault.
 fn accelerator_strict(lab: &Lab) -> Result<()> {
     load(lab, 0)?;
     enrol(lab, 0, 1)?;
@@ -549,7 +552,8 @@ fn accelerator_peers(lab: &Lab) -> Result<()> {
         let domain = domain.trim_start_matches("0x");
         lab.ok_for(0, &format!("cat {DRIVER}/{domain}:*/peer"), LONG)
     };
-    // Both devices could store through the node's memory. These bytes are counted.
+    // Stores of one device could reach the other through the node's memory. The bytes of such
+    // stores are counted.
     let through = || lease::model(lab, 0, "dma_bytes_written");
     let mapped = |from: &str, yes: bool| -> Result<()> {
         let want = if yes { "ok" } else { "failed: not mapped" };
@@ -580,12 +584,12 @@ fn accelerator_peers(lab: &Lab) -> Result<()> {
     ctl(lab, 0, &format!("join {two} {one}"))?;
     both.iter().try_for_each(|from| mapped(from, true))?;
     both.iter().try_for_each(|_| works(lab, 0, 4))?;
-    // A reset clears its registers, but not its paths.
+    // A reset clears the device's registers, but not its paths.
     ctl(lab, 0, &format!("part {two} {one}"))?;
     refused(lab, 0, &format!("part {two} {one}"), "not joined")?;
     mapped(&two, false)?;
     mapped(&one, true)?;
-    // A returned device is out of reach, and its next lease starts without paths.
+    // A returned device is unreachable, and its next lease starts without paths.
     ctl(lab, 0, &format!("return {two}"))?;
     ensure!(state(lab, 0, 2)? == "Free");
     let said = across(&one)?;
@@ -594,7 +598,7 @@ fn accelerator_peers(lab: &Lab) -> Result<()> {
     mapped(&one, false)?;
     ctl(lab, 0, &format!("join {one} {two}"))?;
     mapped(&one, true)?;
-    // A device is lost while the other one uses it.
+    // One device is lost while the other device uses it.
     lab.fault(&["power-off", "acc1"])?;
     lab.until("the device is lost", LONG, |lab| {
         let said = ctl(lab, 0, "list")?;

@@ -30,8 +30,8 @@ fn borrow(lab: &Lab, node: usize) -> Result<(Lease, String)> {
     Ok((lease, name))
 }
 
-/// A borrowed drive keeps its data: after use with a file system it is returned, loses its power,
-/// and the next node finds the same data.
+/// A borrowed drive keeps its data. It is used with a file system, returned, and loses its power.
+/// The next node then finds the same data.
 fn accelerator_drive(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         load(lab, node, OPTIONS)?;

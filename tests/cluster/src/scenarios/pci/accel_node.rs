@@ -54,8 +54,8 @@ fn read(node: u16, at: RegOffset) -> String {
     format!("r{node}:{:#x}", at.get())
 }
 
-/// Makes a configuration access by a packet through the lender's backdoor. Returns the value of a
-/// read.
+/// Makes a configuration access through the lender's backdoor registers, by a packet. Returns the
+/// value of a read.
 fn config(lab: &Lab, register: u16, data: Option<u32>) -> Result<u64> {
     let (from, to) = ((Bdf(0), 0), Bdf::new(1, 0, 0));
     let kind = Kind::config(data.is_some(), CfgType::Type0, from, to, register, 0xF);
@@ -82,8 +82,8 @@ fn config(lab: &Lab, register: u16, data: Option<u32>) -> Result<u64> {
     Ok(answer.get(2).map_or(0, |w| w & 0xFFFF_FFFF))
 }
 
-/// Returns the register writes that a borrower makes first, and again after a power cut:
-/// completions go to the FIFO, and the SMFU is enabled.
+/// Returns the register writes that a borrower makes first and repeats after a power loss. They
+/// direct completions to the FIFO and enable the SMFU.
 fn prepare() -> [String; 4] {
     [
         write(LENDER, pcie::PCIE_TO_HTOC_CFG, 2),
@@ -101,7 +101,8 @@ fn enable(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A device behind an accelerator NIC is reachable through the window, and again after a power cut.
+/// A device behind an accelerator NIC is reachable through the window, and is reachable again after
+/// a power loss.
 fn borrowed(lab: &Lab) -> Result<()> {
     guest::install(lab, 0)?;
     let status = lab.status()?;
@@ -129,7 +130,7 @@ fn borrowed(lab: &Lab) -> Result<()> {
     let got = access(lab, &look)?;
     ensure!(got == [ID, 0x1234_5678], "{got:x?} in the BAR");
 
-    // Faults that need a host are rejected; others work.
+    // Faults that need a host are rejected. Other faults work.
     for fault in [&["retry", "acc0", "--every", "1"][..], &["stuck", "acc0"]] {
         let error = lab.fault(fault).err().context("a fault was accepted")?;
         let text = format!("{error:#}");
@@ -156,9 +157,9 @@ fn borrowed(lab: &Lab) -> Result<()> {
 /// Reason of the base driver for failed transactions (docs/driver.md).
 const BACKDOOR: u32 = 41;
 
-/// The driver's transactions with the lender's backdoor work: configuration cycles, in process
-/// context and with a lock held, exclusive, undone, and with all ones if the device does not
-/// answer.
+/// The driver's transactions with the lender's backdoor registers work. They are configuration
+/// cycles, in process context and with a lock held. Transactions exclude each other, an unfinished
+/// transaction is undone, and a read returns all ones if the device does not answer.
 fn backdoor(lab: &Lab) -> Result<()> {
     lab.ok(0, "modprobe extoll_bench")?;
     let way = format!("node={LENDER} timeout_us=1000000");
@@ -201,7 +202,7 @@ fn backdoor(lab: &Lab) -> Result<()> {
             ensure!(got == line, "{got:#x} instead of {line:#x}");
         }
     }
-    // A transaction that is not finished is undone, and there is one at a time.
+    // A transaction that is not finished is undone. No second transaction runs at the same time.
     for n in 1..4 {
         let got = call(&format!("op=undo offset=8 value={}", 0x1000 * n))?;
         let of = |key: &str| got.get(key).map(String::as_str);

@@ -19,8 +19,8 @@ use anyhow::{ensure, Context, Result};
 const DRIVE: &str = "/dev/nvme0n1";
 const OPTIONS: &str = "vpci.timeout_ms=10000";
 
-/// With an IOMMU, the borrower's NIC reaches only mapped memory. The lender has no IOMMU, because
-/// its NIC could not reach devices.
+/// With an IOMMU, the borrower's NIC accesses only mapped memory. The lender has no IOMMU, because
+/// its NIC could not reach devices through an IOMMU.
 const IOMMU: Spec = Spec::pair().ideal().iommu_in(&[0]).devices(&[Device {
     node: LENDER,
     model: Model::Nvme { mib: DRIVE_MIB },
@@ -33,7 +33,8 @@ pub fn all() -> Vec<Scenario> {
             .gate()
             .finds(BORROWED),
         Scenario::new("vpci::drive_taken_away", PAIR.ideal(), drive_taken_away).finds(TAKEN),
-        // Must be first in its cluster, because it tests a node that has not loaded the module.
+        // This scenario must be first in its cluster, because it tests a node that has not loaded
+        // the module.
         Scenario::new("vpci::commands", PAIR, commands).finds(BORROWED),
         Scenario::new("vpci::drive_iommu", IOMMU, drive_iommu).finds(BORROWED),
         Scenario::new("vpci::drive_unkind", PAIR, drive_unkind).finds(BORROWED),
@@ -162,8 +163,8 @@ fn drive(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Node 1 takes its drive back while node 0 reads: first in order, then by force. The driver is
-/// notified, the reader gets an error, and the next lease works.
+/// Node 1 takes its drive back while node 0 reads: first in agreement with node 0, then by force.
+/// The driver is notified, the reader gets an error, and the next lease works.
 fn drive_taken_away(lab: &Lab) -> Result<()> {
     const ENDS: [&str; 3] = ["lender.returned", "lender.reclaimed", "lender.expired"];
     const LOST: [&str; 2] = ["borrower.revoked", "borrower.lost"];
@@ -280,7 +281,8 @@ fn drive_iommu(lab: &Lab) -> Result<()> {
         "{copied_in} and {copied_out} bytes of whole pages were copied"
     );
     ensure!(refused == 0, "{refused} were refused");
-    // Less than a page is copied, so that the remainder of the page stays out of reach.
+    // Transfers of less than a page are copied, so that the remainder of the page stays
+    // unreachable.
     lab.ok_for(
         0,
         &format!("dd if={DRIVE} of=/dev/null bs=512 skip=2400 count=3 iflag=direct"),
@@ -290,7 +292,7 @@ fn drive_iommu(lab: &Lab) -> Result<()> {
     ensure!(copied >= 3 * 512, "{copied} bytes were copied");
     ctl(lab, 0, &format!("return {domain}"))?;
     gone(lab)?;
-    // Without address ranges for pages, everything is copied here too.
+    // Without address ranges for pages, whole pages are copied too.
     no_fences(lab, 0)?;
     lab.ok(
         0,

@@ -92,7 +92,7 @@ fn by_file(lab: &Lab, lease: &Lease) -> Result<()> {
     ensure!(got[0] & 0xFFFF == 0xED, "ID {:#x}", got[0]);
     ensure!(got[1] == u64::from(!0x1234_5678u32), "{got:x?}");
     ensure!(got[2..] == [479_001_600, 0], "{got:?}");
-    // The device has no interrupt pin, and its messages go to the borrower only.
+    // The device has no interrupt pin. Only the borrower gets its message-signalled interrupts.
     let denied = counter(lab, LENDER, "lender.denied")?;
     let pin = lease.ok(lab, "setpci -s $dev INTERRUPT_PIN")?;
     ensure!(pin.trim() == "00", "pin {pin}");
@@ -104,7 +104,7 @@ fn by_file(lab: &Lab, lease: &Lease) -> Result<()> {
     ensure!(words[0] != 0xFEE0_0000 && words[1] & 1 == 0, "{message}");
     let denied = counter(lab, LENDER, "lender.denied")? - denied;
     ensure!(denied >= 2, "{denied} accesses were denied");
-    // Without message interrupts, its interrupts are not delivered.
+    // Without message-signalled interrupts, interrupts of the device are not delivered.
     bar(lab, lease, "W0x60=1 P R0x24 W0x64=1").map(drop)
 }
 
@@ -144,7 +144,7 @@ fn outside(lab: &Lab, lease: &Lease) -> Result<()> {
     let done = bar(lab, lease, &copy(place, OWN, 8, 1))?;
     ensure!(done[0] & 1 == 0, "it still loads: {done:?}");
     ensure!(nowhere(lab)? > stored, "a load outside was not counted");
-    // The driver of the lender's NIC counts it.
+    // The base driver of the lender's NIC counts the load.
     lab.until("the lender has counted the access", PATIENCE, |lab| {
         Ok(node(lab, LENDER).reason(SMFU_TIMEOUT)? > told)
     })?;
@@ -229,14 +229,14 @@ fn network_card(lab: &Lab) -> Result<()> {
         errors.split_whitespace().all(|n| n == "0"),
         "errors: {errors}"
     );
-    // The device is returned while it is in use.
+    // Returns the device while it is in use.
     let pings = lab.spawn(0, "ping -q -i 0.2 10.0.2.2")?;
     lease.end(lab)?;
     pings.stop();
     let left = lab.sh_for(0, &format!("[ -e /sys/class/net/{name} ]"), PATIENCE)?;
     ensure!(left.status != 0, "{name} is left");
     lab.ok(0, "rmmod e1000e")?;
-    // The lender can use it again.
+    // The lender can use the device again.
     lab.ok(LENDER, "modprobe e1000e")?;
     reclaim(lab, LENDER, &address)?;
     let name = interface(lab, LENDER, &address)?;
@@ -298,9 +298,9 @@ fn several(lab: &Lab) -> Result<()> {
              dd if={name} of=/dev/null bs=64k count=4 iflag=direct 2>/dev/null || exit; done"
         )
     };
-    // Both drives at once, then each of the others alone. A load that crosses another one, or that
-    // waits for half a second on a busy host, gets no answer. The device then reads all ones
-    // (`vpci::crossing_loads`), and edu's driver compares all data.
+    // Uses both drives at once, then each of the other devices alone. A load that crosses another
+    // load, or that waits for half a second on a busy host, gets no answer. The device then reads
+    // all ones (`vpci::crossing_loads`), and edu's driver compares all data.
     let busy = [
         lab.spawn(0, &work(&first_drive, 1))?,
         lab.spawn(0, &work(&second_drive, 2))?,
@@ -350,7 +350,7 @@ fn several(lab: &Lab) -> Result<()> {
 
 /// Creates a partition table with one partition and a file system in it.
 fn partitioned(lab: &Lab, name: &str) -> Result<()> {
-    // Type 83, from 1 MiB on, 8 MiB long.
+    // The partition has type 83, begins at 1 MiB and is 8 MiB long.
     let entry = r"\0\0\0\0\203\0\0\0\0\010\0\0\0\100\0\0";
     lab.ok_for(
         0,

@@ -13,7 +13,7 @@ use serde_json::json;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Numbers of the first and the next borrower.
+/// Numbers of the first borrower and of the next borrower.
 const OLD: usize = 0;
 const NEXT: usize = 2;
 const THREE: Spec = Spec::new(3).topology("full:3").devices(&[Device {
@@ -64,8 +64,9 @@ fn marked(lab: &Lab, number: usize, drive: &str) -> Result<String> {
     Ok(lab.ok_for(number, &script, LONG)?.trim().to_owned())
 }
 
-/// A cable that is unplugged for less than the time-out goes unnoticed. If it takes longer, the
-/// borrower loses the device and can borrow it again after the cable is plugged in.
+/// A cable that is unplugged for less than the time-out goes unnoticed. If the cable stays
+/// unplugged for longer, the borrower loses the device. It can borrow the device again after the
+/// cable is plugged in.
 fn link_flap(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         load(lab, number, "vpci.timeout_ms=10000")?;
@@ -94,7 +95,7 @@ fn link_flap(lab: &Lab) -> Result<()> {
     lab.until("the lender has the device again", LONG, |lab| {
         Ok(state(lab, LENDER, &address)? == "Free")
     })?;
-    // The other end has not confirmed that its windows are closed.
+    // The borrower has not confirmed that its windows are closed.
     ensure!(counter(lab, LENDER, "fences")? > 0, "its number is free");
     lab.fault(&["link-up", "0", "0"])?;
     for number in 0..2 {
@@ -146,8 +147,8 @@ fn lender_dies(lab: &Lab) -> Result<()> {
     reclaim(lab, LENDER, &address)
 }
 
-/// The borrower loses its power while it uses the drive. A third node gets the drive, with other
-/// address ranges until the first node is reachable again.
+/// The borrower loses its power while it uses the drive. A third node borrows the drive. It gets
+/// other address ranges until the first node is reachable again.
 fn borrower_dies(lab: &Lab) -> Result<()> {
     let address = offer(lab)?;
     let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
@@ -174,7 +175,8 @@ fn borrower_dies(lab: &Lab) -> Result<()> {
     reclaim(lab, LENDER, &address)
 }
 
-/// Stops or continues a node's CPUs through QEMU. Its NIC keeps running; its clock stops.
+/// Stops or continues a node's CPUs through QEMU. The node's NIC keeps running, and its clock
+/// stops.
 fn processors(lab: &Lab, number: usize, go: bool) -> Result<()> {
     let dir = directory(lab.name()).join(format!("node{number}"));
     let command = if go { "cont" } else { "stop" };
@@ -201,7 +203,7 @@ fn borrower_stops(lab: &Lab) -> Result<()> {
     ensure!(fences > 0, "its number is free");
     let other = next.drive(lab)?;
     mark(lab, NEXT, &other, "second")?;
-    // The block that the first node writes.
+    // Marks the block that the first node writes.
     lab.ok_for(
         NEXT,
         &format!("dd if=/tmp/mark of={other} bs=4k seek=9 oflag=direct 2>/dev/null"),
@@ -220,7 +222,7 @@ fn borrower_stops(lab: &Lab) -> Result<()> {
         lab.ok_for(NEXT, &script, LONG)?;
     }
     next.end(lab)?;
-    // The first node can borrow it again.
+    // The first node can borrow the drive again.
     let lease = Lease::new(lab, OLD, LENDER, &address, false)?;
     ensure!(marked(lab, OLD, &lease.drive(lab)?)? == "second");
     lease.end(lab)?;

@@ -13,7 +13,8 @@ use wire::regs::smfu;
 /// Number of the node that lends its device.
 const LENDER: usize = 1;
 const DRIVE_MIB: u64 = 64;
-/// In a run with IOMMUs, these are set to passthrough, because a NIC reaches no device otherwise.
+/// Two nodes with devices. In a run with IOMMUs, the IOMMUs are set to passthrough, because
+/// otherwise a NIC reaches no device.
 const LENT: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
     Device {
         node: LENDER,
@@ -68,9 +69,9 @@ const CAP: u64 = 0;
 const VS: u64 = 8;
 const AQA: u64 = 0x24;
 const ASQ: u64 = 0x28;
-/// Maximum microseconds of a load that fails at once, because it forms a circle or hits an
-/// unoccupied address. An unanswered load takes the SMFU's time-out of half a second. The clock of
-/// an emulated CPU on a busy host permits no tighter bound.
+/// Maximum duration in microseconds of a load that fails at once, because it forms a circle or hits
+/// an unoccupied address. An unanswered load takes the SMFU's time-out of half a second. The clock
+/// of an emulated CPU on a busy host permits no tighter bound.
 const SOON_US: u64 = 400_000;
 
 fn numbers(text: &str) -> Result<Vec<u64>> {
@@ -190,7 +191,7 @@ fn device_registers(lab: &Lab) -> Result<()> {
     let result = over_the_fabric(lab, device);
     lead(lab, &ways, false)?;
     result?;
-    // The device works as before.
+    // The device works as it did before it was unbound.
     lab.ok(
         LENDER,
         &format!("echo 0 >{sysfs}/enable; echo {device} >/sys/bus/pci/drivers/nvme/bind"),
@@ -200,7 +201,7 @@ fn device_registers(lab: &Lab) -> Result<()> {
 
 fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
     let words = |list: &[&str]| -> Vec<String> { list.iter().map(|w| (*w).to_owned()).collect() };
-    // Both widths, at both nodes.
+    // Loads of 4 and 8 bytes return the same values at both nodes.
     let look = words(&["Q0", "R0", "R4", "R8"]);
     let there = local(lab, device, &look)?;
     let here = access(lab, TO_DEVICE, &look)?;
@@ -246,7 +247,7 @@ fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
     let more = counter(lab, LENDER, "host_dma_outside_memory")? - gone;
     ensure!(more == 3, "{more} accesses were refused");
 
-    // A CPU accesses its own node's device through its NIC, which QEMU can't answer.
+    // A CPU accesses its own node's device through its NIC. QEMU can't answer such an access.
     let met = circles(lab)?;
     let got = access(lab, TO_OWN, &words(&["T", "R0", "T"]))?;
     ensure!(got[1] == 0xFFFF_FFFF && got[2] < SOON_US, "{got:?}");
@@ -254,8 +255,8 @@ fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
     ensure!(met == 1, "{met} circles");
     let timeouts = counter(lab, 0, "smfu_timeouts")? - late;
     ensure!(timeouts == 0, "{timeouts} time-outs");
-    // The failed accesses had no side effect. Many loads in a row, with stores between them,
-    // succeed.
+    // The failed accesses had no side effect. A series of many loads, with stores between them,
+    // succeeds.
     let row: Vec<String> = (1..=200u64)
         .flat_map(|n| [format!("D{ASQ:#x}={:#x}", n << 12), format!("Q{ASQ:#x}")])
         .collect();
@@ -274,8 +275,8 @@ const EDU: u64 = 0x0100_00ED;
 /// Number of loads of each side.
 const MANY: usize = 100;
 
-/// Both nodes load from the other's device at the same time, which QEMU can't answer. Of two loads
-/// that cross, one returns all ones, and every load ends. A CPU that only loads keeps QEMU's lock
+/// Both nodes load from the other's device at the same time. QEMU can't answer two loads that
+/// cross: one of them returns all ones. Every load ends. A CPU that only loads keeps QEMU's lock
 /// from the threads that answer, so loads time out, above all on a busy host. The CPUs therefore
 /// pause between loads. The test counts time-outs and permits them.
 fn crossing_loads(lab: &Lab) -> Result<()> {

@@ -10,7 +10,7 @@ use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Memory reserved for the device's BAR, which the kernel does not use.
+/// A node that reserves memory for the device's BAR. The kernel does not use this memory.
 const SPEC: Spec = Spec::new(1).append(&["memmap=64K$0x10000000"]);
 const HOLE: &str = "hole=0x10000000";
 /// Vendor and device ID of the device.
@@ -19,14 +19,14 @@ const ID: u64 = 0xe711_1fe5;
 const CONTROL: &str = "/sys/kernel/debug/soft_pci/control";
 /// Sets `dev` of a shell script to the PCI address of the device.
 const DEVICE: &str = "dev=$(basename /sys/bus/pci/drivers/soft_pci/*:*)";
-/// Maximum duration of a hundred bridges.
+/// Maximum duration of creating and removing a hundred bridges.
 const LONG: Duration = Duration::from_secs(240);
 
 /// Returns the scenarios of this file.
 pub fn all() -> Vec<Scenario> {
     vec![
         Scenario::new("vpci::host_bridge", SPEC, host_bridge),
-        // The debug kernel rightly warns of this driver.
+        // The debug kernel rightly warns of the leaking driver.
         Scenario::new("vpci::host_bridge_leak", SPEC, leak).stock_only(),
         Scenario::new("vpci::host_bridge_cycles", SPEC, cycles),
         Scenario::new("vpci::host_bridge_below_nic", SPEC, below_nic),
@@ -82,7 +82,7 @@ fn host_bridge(lab: &Lab) -> Result<()> {
     lab.assert_no_leaks()
 }
 
-/// Memory that a driver leaked is not used again.
+/// Memory that a driver leaked is not assigned again.
 fn leak(lab: &Lab) -> Result<()> {
     load(lab, HOLE)?;
     command(lab, "leak")?;
@@ -226,8 +226,8 @@ fn below_nic(lab: &Lab) -> Result<()> {
     let bound = expect(lab, &[("probed", 1)])?;
     ensure!(bound["checked"] > 100 && claimed()? == 1, "{bound:?}");
     // The device can be removed and rescanned, and gets its BAR and operations again. In the other
-    // scenarios the BAR is in memory that the firmware marks as reserved, from which the kernel
-    // assigns nothing.
+    // scenarios the firmware marks the BAR's memory as reserved, and the kernel assigns no
+    // addresses from such memory.
     lab.ok(
         0,
         &format!("{DEVICE}; echo 1 >/sys/bus/pci/devices/$dev/remove; echo 1 >/sys/bus/pci/rescan"),

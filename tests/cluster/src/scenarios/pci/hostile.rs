@@ -41,7 +41,7 @@ fn bytes(message: &Message) -> Vec<u8> {
     all.take(words.bytes().into()).collect()
 }
 
-/// Returns a message of a made-up incarnation of a node.
+/// Returns a packet with a message of a made-up incarnation of a node.
 fn said(node: u16, number: u32, body: Body) -> String {
     let message = Message {
         number,
@@ -133,7 +133,7 @@ fn foreign(lab: &Lab, to: usize) -> Result<()> {
     lab.until("all are counted", PATIENCE, |lab| {
         Ok(counter(lab, to, "foreign")? == before.0 + 100)
     })?;
-    // They got no answer: the messages sent in the meantime belong to the lease.
+    // The messages got no answer. The messages that were sent in the meantime belong to the lease.
     let sent = counter(lab, to, "sent")? - before.1;
     ensure!(sent < 100, "{sent} messages were sent");
     Ok(())
@@ -192,7 +192,7 @@ fn of_no_lease(lab: &Lab) -> Result<()> {
         counter(lab, LENDER, "lender.refused")?,
     );
     let before = watched(lab)?;
-    // From the borrower, which has another lease, and from the lender itself.
+    // Sends the messages from the borrower, which has another lease, and from the lender itself.
     for from in [0, 1] {
         forge(lab, LENDER, &to_lender(from), 50)?;
     }

@@ -16,8 +16,8 @@ const fn at(node: usize, model: Model) -> Device {
     Device { node, model }
 }
 
-/// Two nodes whose devices are lent; one cluster for all scenarios with the same timing. In a run
-/// with IOMMUs, these are set to passthrough, because a NIC reaches no device otherwise.
+/// Two nodes whose devices are lent. All scenarios with the same timing use this cluster. In a run
+/// with IOMMUs, the IOMMUs are set to passthrough, because otherwise a NIC reaches no device.
 pub const PAIR: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
     at(LENDER, Model::Nvme { mib: DRIVE_MIB }),
     at(LENDER, Model::Nvme { mib: 32 }),
@@ -55,7 +55,7 @@ pub fn first(lab: &Lab, node: usize, kind: &str) -> Result<String> {
 }
 
 /// Loads the module of a node, unless it is loaded. A module that was just loaded lends nothing for
-/// a while, so scenarios leave it loaded for the next ones in their cluster.
+/// a while, so scenarios leave the module loaded for the next scenarios in their cluster.
 pub fn load(lab: &Lab, node: usize, options: &str) -> Result<()> {
     lab.ok(
         node,
@@ -189,7 +189,7 @@ pub fn drive(lab: &Lab, node: usize, address: &str) -> Result<String> {
     Ok(name)
 }
 
-/// Ends the offer of a device, which gets its own driver again if that is loaded.
+/// Ends the offer of a device. The device gets its own driver again if that driver is loaded.
 pub fn reclaim(lab: &Lab, node: usize, address: &str) -> Result<()> {
     ctl(lab, node, &format!("reclaim {address}")).map(drop)
 }
@@ -236,7 +236,7 @@ pub fn counters(lab: &Lab, node: usize, names: &[&str]) -> Result<Vec<u64>> {
     names.iter().map(|name| counter(lab, node, name)).collect()
 }
 
-/// Waits until no interval of the node waits for a confirmation of another node.
+/// Waits until every interval of the node has been confirmed as closed by the other nodes.
 pub fn no_fences(lab: &Lab, node: usize) -> Result<()> {
     let what = format!("node{node} has no fences");
     lab.until(&what, LONG, |lab| Ok(counter(lab, node, "fences")? == 0))
