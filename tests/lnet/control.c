@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * /dev/lnet_stand: a command is written, and its result is read from the same file. See stand.h.
+ * /dev/lnet_stand: a program writes a command and reads its result from the same file. See stand.h.
  *
  *     net add NET INTERFACE [credits= peer_credits= peer_buffer_credits= peer_timeout= lnd.KEY=]
  *     net del NET [INTERFACE]      nets       counters       memory
@@ -238,5 +238,5 @@ static void __exit stand_exit(void)
 module_init(stand_init);
 module_exit(stand_exit);
 
-MODULE_DESCRIPTION("Test aid: what LNet is to its drivers, without Lustre");
+MODULE_DESCRIPTION("Test aid: stand-in for LNet, without Lustre");
 MODULE_LICENSE("GPL");

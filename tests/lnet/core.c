@@ -13,7 +13,7 @@
 
 int stand_cpts;
 module_param_named(cpts, stand_cpts, int, 0444);
-MODULE_PARM_DESC(cpts, "CPU partitions, 0: as many as processors");
+MODULE_PARM_DESC(cpts, "number of CPU partitions; 0: number of CPUs");
 
 struct lnet the_lnet;
 EXPORT_SYMBOL(the_lnet);
@@ -30,19 +30,21 @@ atomic_long_t stand_counts[COUNT_END];
 bool stand_context(const char *what)
 {
 	if (in_interrupt() || irqs_disabled()) {
-		defect("%s in an interrupt, or without them", what);
+		defect("%s in an interrupt or with interrupts disabled", what);
 		return false;
 	}
-	/* Without debug options, this is all that the kernel knows of spinlocks. */
+	/*
+	 * Without debug options, the kernel shows only by these two tests that a spinlock is held.
+	 */
 	if (in_atomic() || rcu_preempt_depth()) {
-		defect("%s where nobody may sleep", what);
+		defect("%s in a context that must not sleep", what);
 		return false;
 	}
 #ifdef CONFIG_LOCKDEP
 	/* Lockdep counts work items as locks. */
 	if (debug_locks && lockdep_depth(current) && !(current->flags & PF_WQ_WORKER)) {
 		debug_show_held_locks(current);
-		defect("%s with locks", what);
+		defect("%s with locks held", what);
 	}
 #endif
 	might_sleep();
@@ -96,7 +98,7 @@ EXPORT_SYMBOL(lnet_nid2cpt);
 int lnet_ni_set_default_cpts(struct lnet_ni *ni)
 {
 	if (ni->life != STAND_INIT)
-		defect("lnet_ni_set_default_cpts of an interface that has begun");
+		defect("lnet_ni_set_default_cpts of an interface that has started");
 	return 0;
 }
 EXPORT_SYMBOL(lnet_ni_set_default_cpts);
@@ -201,9 +203,9 @@ void lnet_register_lnd(const struct lnet_lnd *lnd)
 		return;
 	mutex_lock(&stand_lnd);
 	if (!libcfs_isknown_lnd(lnd->lnd_type) || the_lnet.ln_lnds[lnd->lnd_type])
-		defect("a driver with type %u, which LNet does not know, or has one for", lnd->lnd_type);
+		defect("a driver with type %u, which is unknown or has a driver", lnd->lnd_type);
 	else if (!lnd->lnd_startup || !lnd->lnd_shutdown || !lnd->lnd_send || !lnd->lnd_recv)
-		defect("a driver without what each has to have");
+		defect("a driver without a mandatory function");
 	else
 		the_lnet.ln_lnds[lnd->lnd_type] = lnd;
 	mutex_unlock(&stand_lnd);
@@ -219,9 +221,9 @@ void lnet_unregister_lnd(const struct lnet_lnd *lnd)
 	mutex_lock(&stand_lnd);
 	list_for_each_entry(net, &stand_nets, stand_list)
 		if (net->net_lnd == lnd)
-			defect("a driver goes that has interfaces");
+			defect("lnet_unregister_lnd of a driver that has interfaces");
 	if (lnd->lnd_type >= NUM_LNDS || the_lnet.ln_lnds[lnd->lnd_type] != lnd)
-		defect("a driver goes that was not there");
+		defect("lnet_unregister_lnd of a driver that is not registered");
 	else
 		the_lnet.ln_lnds[lnd->lnd_type] = NULL;
 	mutex_unlock(&stand_lnd);
@@ -281,7 +283,7 @@ int lnet_notify(struct lnet_ni *ni, struct lnet_nid *nid, bool alive, bool reset
 	if (!stand_context("lnet_notify"))
 		return -EINVAL;
 	if (when > ktime_get_seconds())
-		defect("lnet_notify of what will be");
+		defect("lnet_notify with a time in the future");
 	count(notified);
 	spin_lock(&stand_lock);
 	peer = stand_find_peer(ni, nid);
@@ -448,7 +450,7 @@ static int ni_start(struct lnet_ni *ni, const char *options)
 	ni->inside--;
 	mutex_unlock(&stand_lnd);
 	if (rc == -EEXIST)
-		defect("lnd_startup says EEXIST, which LNet frees the interface for twice");
+		defect("lnd_startup says EEXIST, for which LNet frees the interface twice");
 	if (rc)
 		return rc < 0 ? rc : -EINVAL;
 	all_given(t, options);
@@ -662,5 +664,5 @@ void stand_core_exit(void)
 
 	for (i = 0; i < NUM_LNDS; i++)
 		if (the_lnet.ln_lnds[i])
-			defect("a driver is there at the end");
+			defect("a driver is still registered at the end");
 }

@@ -7,7 +7,7 @@
 
 /* Value of bytes that were never written. */
 #define BLANK 0xA5
-/* Bytes in front of and behind memory from the heap. */
+/* Number of guard bytes before and after memory from the heap. */
 #define MARGIN 64
 
 static LIST_HEAD(all_mds);
@@ -145,7 +145,8 @@ struct stand_mem *stand_mem_new(const struct stand_shape *shape, u64 seed)
 			goto fail;
 	} else if (shape->frags) {
 		/*
-		 * Each fragment has at least one byte and leaves no more than the others can hold.
+		 * Each fragment has at least one byte and enough bytes that the other fragments can
+		 * hold the remainder.
 		 */
 		u32 frags = min(shape->frags, shape->size);
 
@@ -226,7 +227,7 @@ void stand_mem_forget(void)
 
 static void fill(u8 *to, u64 seed, u32 at, u32 len)
 {
-	/* Whole words where possible. */
+	/* Handles whole words where possible. */
 	while (len && at & 7) {
 		*to++ = pattern(seed, at++);
 		len--;
@@ -291,7 +292,7 @@ static void copy(struct stand_mem *mem, u32 at, void *buf, u32 len, bool in)
 	}
 }
 
-/* Writes up to 64 bytes of another pattern at the start. */
+/* Overwrites up to 64 bytes at the start with the pattern of another seed. */
 void stand_mem_part(struct stand_mem *mem, u64 seed, u32 len)
 {
 	u8 bytes[64];
@@ -311,7 +312,7 @@ u64 stand_mem_wrong(struct stand_mem *mem, u64 seed, u32 from, u32 len)
 
 		n += wrong(p, seed, from + at, good);
 		n += not_blank(p + good, has - good);
-		/* The page belongs to the fragment alone. */
+		/* No other fragment uses the page. */
 		if (!mem->heap) {
 			n += not_blank(p - mem->vecs[i].bv_offset, mem->vecs[i].bv_offset);
 			n += not_blank(p + has, PAGE_SIZE - mem->vecs[i].bv_offset - has);
@@ -466,7 +467,7 @@ int stand_memory_left(struct seq_buf *out)
 {
 	long mds = atomic_long_read(&mds_used), pages = atomic_long_read(&pages_used), heap = atomic_long_read(&heap_used);
 
-	/* The count may find corrupt messages. */
+	/* Counting the messages may find messages that were written after their end. */
 	int messages = stand_msg_count();
 
 	if (out)
@@ -479,5 +480,5 @@ void stand_memory_exit(void)
 {
 	stand_mem_forget();
 	if (stand_memory_left(NULL))
-		defect("memory is in use at the end");
+		defect("memory is still in use at the end");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Test aid: a driver for the stand-in that delivers messages to its own node and makes one mistake,
- * which the stand-in must detect. Payload is up to MOST bytes.
+ * which the stand-in must detect. A payload has up to MOST bytes.
  */
 #include <linux/delay.h>
 #include <linux/lnet/lib-lnet.h>
@@ -14,16 +14,16 @@
 enum {
 	NONE,
 	TWICE,			/* ends a message twice */
-	NO_BH, /* ends one with bottom halves disabled */
-	LOCKED, /* ends one with a spinlock held */
-	HEALTH, /* ends one with an error but a good health status */
-	REFUSED, /* ends one that it rejects */
+	NO_BH, /* ends a message with bottom halves disabled */
+	LOCKED, /* ends a message with a spinlock held */
+	HEALTH, /* ends a message with an error but a good health status */
+	REFUSED, /* ends a message that it rejects */
 	PARSE_NO_IRQ, /* calls lnet_parse with interrupts disabled */
-	FUTURE, /* reports an event of the future */
+	FUTURE, /* reports an event with a time in the future */
 	WRITES,			/* writes to a message that has ended */
-	EXISTS, /* returns EEXIST */
-	NO_CREDITS,		/* has no credits */
-	NO_ADDRESS,		/* has no address */
+	EXISTS, /* returns EEXIST from lnd_startup */
+	NO_CREDITS, /* starts an interface without credits */
+	NO_ADDRESS, /* starts an interface without an address */
 	KEEPS,			/* keeps a message for too long */
 	MORE, /* writes more than LNet accepts */
 	OTHER, /* writes wrong data */
@@ -193,8 +193,8 @@ static const struct lnet_lnd misuse = {
 static int __init misuse_init(void)
 {
 	/*
-	 * An ordered queue, because lnet_finalize leaves a message to a thread that already ends
-	 * others, so that it would end after the mistake.
+	 * The queue is ordered. lnet_finalize leaves a message to a thread that is already ending
+	 * messages, and such a message would end after the mistake.
 	 */
 	queue = alloc_ordered_workqueue("lnet_misuse", 0);
 	if (!queue)

@@ -9,7 +9,7 @@
 #include <linux/workqueue.h>
 #include "stand.h"
 
-/* Ended messages, which must not be written any more. */
+/* Number of ended messages that are kept, to detect writes to them. */
 #define RESTING 512
 static struct lnet_msg *resting[RESTING];
 static unsigned int rest_at;
@@ -19,7 +19,7 @@ static struct delayed_work watch;
 
 /*
  * Messages about to end on a CPT, and the threads that end them. A thread never nests, and up to
- * `slots` threads work at a time.
+ * `slots` threads run at a time.
  */
 struct finals {
 	struct list_head queue;
@@ -57,7 +57,7 @@ static void put_to_rest(struct lnet_msg *msg)
 	kfree(old);
 }
 
-/* The message has returned its credits and only holds references. */
+/* Frees a message that has returned its credits and holds only references. */
 void stand_msg_free(struct lnet_msg *msg)
 {
 	struct lnet_libmd *md = msg->msg_md;
@@ -77,7 +77,7 @@ void stand_msg_free(struct lnet_msg *msg)
 	spin_unlock(&stand_lock);
 }
 
-/* Returns the number of live messages. Checks that ended messages were not written. */
+/* Returns the number of live messages. Checks that no ended message was written to. */
 int stand_msg_count(void)
 {
 	int i;
@@ -93,12 +93,12 @@ int stand_msg_count(void)
 	return i;
 }
 
-/* Returns true for a live message. */
+/* Returns true for a live message. Reports any other message. */
 bool stand_msg_ours(struct lnet_msg *msg, const char *what)
 {
 	if (msg->magic == STAND_MAGIC && msg->magic_end == STAND_MAGIC)
 		return true;
-	defect("%s of a message that has ended, or is none", what);
+	defect("%s of a message that has ended or never existed", what);
 	return false;
 }
 
@@ -219,7 +219,10 @@ static bool take(struct stand_credits *c, struct lnet_msg *msg)
 	return false;
 }
 
-/* Returns a credit. Returns the message that gets it, if one waits. The caller holds stand_lock. */
+/*
+ * Returns a credit to the pool. If a message waits for a credit, returns the message, which gets
+ * the credit. The caller holds stand_lock.
+ */
 static struct lnet_msg *give_back(struct stand_credits *c)
 {
 	struct lnet_msg *next;
@@ -228,7 +231,7 @@ static struct lnet_msg *give_back(struct stand_credits *c)
 		return NULL;
 	next = list_first_entry_or_null(&c->queue, struct lnet_msg, list);
 	if (!next)
-		defect("%d credits, and nothing waits", c->now - 1);
+		defect("%d credits, but no message waits", c->now - 1);
 	else
 		list_del_init(&next->list);
 	return next;
@@ -240,8 +243,8 @@ static struct stand_credits *of_ni(struct lnet_msg *msg)
 }
 
 /*
- * The message has a credit of the peer. Returns true if it also gets one of the interface. The
- * caller holds stand_lock.
+ * Takes a credit of the interface for a message that has a credit of the peer. Returns true if a
+ * credit was available. The caller holds stand_lock.
  */
 static bool take_ni(struct lnet_msg *msg)
 {
@@ -252,7 +255,7 @@ static bool take_ni(struct lnet_msg *msg)
 	return false;
 }
 
-/* The message has an interface and a peer. */
+/* Sends a message that has an interface and a peer, or queues the message until it has credits. */
 static void send_or_wait(struct lnet_msg *msg)
 {
 	bool goes;
@@ -288,7 +291,7 @@ static bool is_usable(struct lnet_ni *ni)
 }
 
 /*
- * Returns the next interface of a net in turn, preferring those with a working NIC. The caller
+ * Returns the next interface of a net in turn. Prefers interfaces with a working NIC. The caller
  * holds stand_lock.
  */
 static struct lnet_ni *choose(u32 net, struct lnet_ni *but)
@@ -512,7 +515,7 @@ static void complete_msg(struct lnet_msg *msg)
 	if (status)
 		count(failed);
 	if (msg->msg_routing) {
-		/* The first end of a routed message is its arrival. */
+		/* A routed message ends twice. The first end is its arrival. */
 		if (msg->received && !status) {
 			stand_forward(msg);
 			goto others;
@@ -531,7 +534,7 @@ static void complete_msg(struct lnet_msg *msg)
 		acknowledge(msg);
 	stand_msg_free(msg);
 others:
-	/* Messages that got the credits are sent on the same stack. */
+	/* Messages that got the returned credits are sent on the same stack. */
 	list_for_each_entry_safe(other, next, &go, list) {
 		list_del_init(&other->list);
 		count(nested_sends);
@@ -540,8 +543,8 @@ others:
 }
 
 /*
- * Ends a message that belongs to the stand-in. Runs on the same stack, unless another call on this
- * CPT is already ending messages.
+ * Ends a message that belongs to the stand-in. The end runs on the same stack, unless another call
+ * on this CPT is already ending messages.
  */
 void stand_end(struct lnet_msg *msg, int status)
 {
@@ -589,7 +592,7 @@ void lnet_finalize(struct lnet_msg *msg, int status)
 	/* Takes ownership atomically, so that a second call is detected. */
 	owner = xchg(&msg->owner, STAND_OURS);
 	if (owner == STAND_OURS) {
-		defect("lnet_finalize of a message that the driver does not have");
+		defect("lnet_finalize of a message that the driver does not own");
 		return;
 	}
 	if (status > 0 || status < -MAX_ERRNO) {

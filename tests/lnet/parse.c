@@ -7,10 +7,11 @@
 #include "stand.h"
 
 /*
- * Held messages: unmatched, on portals whose owners attach memory later. Protected by stand_lock.
+ * Held messages without matching memory, on portals whose owners attach memory later. Protected by
+ * stand_lock.
  */
 static LIST_HEAD(kept);
-/* Messages to be routed that wait for a credit or buffer. */
+/* Messages to be routed that wait for a credit or a buffer. */
 static LIST_HEAD(waiting);
 
 /* Names the destination of a message, exactly once for each message that lnet_parse accepted. */
@@ -40,7 +41,7 @@ void stand_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int del
 	ni->refs++;
 	spin_unlock(&stand_lock);
 	rc = lnd->lnd_recv(ni, private, msg, delayed, &to, rlen);
-	/* The iterator was on this stack. Poisoning it reveals later use. */
+	/* The iterator was on this stack. Poisoning its memory reveals later use. */
 	memset(&to, STAND_POISON, sizeof(to));
 	spin_lock(&stand_lock);
 	ni->inside--;
@@ -56,7 +57,7 @@ void stand_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int del
 	}
 }
 
-/* The message has its destination memory. */
+/* Receives a message that has its destination memory. */
 static void receive(struct lnet_msg *msg, int delayed)
 {
 	unsigned int offset = msg->msg_offset;
@@ -98,7 +99,7 @@ static bool eager(struct lnet_msg *msg)
 	return !rc;
 }
 
-/* A message whose destination another thread names later. */
+/* A message whose destination memory another thread passes to the driver later. */
 struct late {
 	struct work_struct work;
 	struct lnet_msg *msg;
@@ -117,7 +118,7 @@ static void late_work(struct work_struct *work)
 		struct lnet_libmd *md = msg->msg_md;
 
 		count(odd_drops);
-		/* Its memory no longer waits for it. */
+		/* The memory is released from the message that waited. */
 		if (md)
 			stand_md_tell(md, msg->msg_type == LNET_MSG_PUT ? EV_PUT : EV_REPLY, -ECANCELED, 0);
 		drop(msg, 1);
@@ -128,7 +129,7 @@ static void late_work(struct work_struct *work)
 	kfree(late);
 }
 
-/* The message matched. Names its destination now or later. */
+/* Passes the destination of a matched message to the driver, now or later. */
 static void matched(struct lnet_msg *msg)
 {
 	bool drops = stand_odd(ODD_drop);
@@ -224,8 +225,8 @@ static void parse_put(struct lnet_msg *msg)
 }
 
 /*
- * Memory was attached: resolves held messages. portal < 0: no more will be attached, so held
- * messages are dropped.
+ * Resolves held messages after memory was attached to a portal. With portal < 0 no more memory will
+ * be attached, so held messages are dropped.
  */
 void stand_attached(int portal)
 {
@@ -312,7 +313,7 @@ static void parse_get(struct lnet_msg *msg)
 	reply->msg_hdr.part.answer.to = hdr->part.ask.from;
 	reply->msg_hdr.part.answer.match = hdr->part.ask.match;
 	/*
-	 * private belongs to the driver's other message. The reply carries the value to detect
+	 * `private` belongs to the driver's other message. The reply carries its value to detect
 	 * misuse.
 	 */
 	reply->msg_private = private;
@@ -351,8 +352,8 @@ static void parse_answer(struct lnet_msg *msg)
 }
 
 /*
- * Routing. There are buffers of one page and of a whole message; messages without payload need
- * none.
+ * Routing. There are buffers of one page and buffers for a whole message. Messages without payload
+ * need no buffer.
  */
 
 struct stand_buffer {
@@ -391,7 +392,7 @@ int stand_route(const char *net, const char *gateway)
 	return 0;
 }
 
-/* The caller holds stand_lock. */
+/* Returns true if there is a route to the net, and its gateway. The caller holds stand_lock. */
 bool stand_gateway(u32 net, struct lnet_nid *gateway)
 {
 	struct route *route;
@@ -481,8 +482,8 @@ void stand_show_routes(struct seq_buf *out)
 }
 
 /*
- * Assigns a buffer to a message to be routed and takes a credit of its peer. Returns false if one
- * is missing. The caller holds stand_lock.
+ * Assigns a buffer to a message to be routed and takes a credit of its peer. Returns false if no
+ * buffer or credit is available. The caller holds stand_lock.
  */
 static bool take_buffer(struct lnet_msg *msg)
 {
@@ -543,7 +544,7 @@ static void parse_routed(struct lnet_msg *msg)
 	}
 }
 
-/* The message has arrived and is sent to its next hop. It ends in any case. */
+/* Sends an arrived message to its next hop. The message ends in any case. */
 void stand_forward(struct lnet_msg *msg)
 {
 	msg->received = false;
@@ -551,7 +552,7 @@ void stand_forward(struct lnet_msg *msg)
 	stand_send(msg);
 }
 
-/* A routed message has ended. A waiting message gets its buffer. */
+/* Releases the buffer of a routed message that has ended. A waiting message gets the buffer. */
 void stand_routed(struct lnet_msg *msg)
 {
 	struct lnet_msg *next, *found = NULL;
@@ -575,7 +576,7 @@ void stand_routed(struct lnet_msg *msg)
 		receive(found, 1);
 }
 
-/* All received messages. */
+/* Reception. */
 
 static void count_received(u32 type)
 {
@@ -625,7 +626,7 @@ int lnet_parse(struct lnet_ni *ni, struct lnet_hdr *hdr, struct lnet_nid *from, 
 	peer = stand_find_peer(ni, from);
 	spin_unlock(&stand_lock);
 	if (!peer) {
-		/* Waits for changes of networks. */
+		/* Creating the peer waits for changes of networks. */
 		count(unknown_peers);
 		mutex_lock(&stand_api);
 		deleting = ni->life != STAND_ACTIVE;
@@ -649,7 +650,7 @@ int lnet_parse(struct lnet_ni *ni, struct lnet_hdr *hdr, struct lnet_nid *from, 
 		return 0;
 	}
 	msg->msg_hdr = *hdr;
-	/* Routed messages keep their long address. */
+	/* Only messages that are routed keep their long address. */
 	if (for_me && hdr->src_nid.nid_size == 12)
 		stand_nid4_from(stand_nid4(&hdr->src_nid), &msg->msg_hdr.src_nid);
 	msg->msg_type = type;
@@ -667,8 +668,8 @@ int lnet_parse(struct lnet_ni *ni, struct lnet_hdr *hdr, struct lnet_nid *from, 
 	spin_unlock(&stand_lock);
 	if (deleting) {
 		/*
-		 * LNet knows the peer and ignores the state of the interface, so lnd_recv is also
-		 * called while lnd_shutdown runs.
+		 * The message is dropped. LNet knows the peer and ignores the state of the
+		 * interface, so lnd_recv is also called while lnd_shutdown runs.
 		 */
 		stand_msg_free(msg);
 		count(dropped);
@@ -707,5 +708,5 @@ void stand_parse_exit(void)
 	list_for_each_entry_safe(route, next, &routes, list)
 		kfree(route);
 	if (!list_empty(&kept) || !list_empty(&waiting))
-		defect("messages are kept at the end");
+		defect("messages are still held at the end");
 }

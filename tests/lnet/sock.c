@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Test aid: a driver of the stand-in that sends messages over TCP, for comparison with kexlnd.ko.
- * Its networks are named tcp. An interface is a network device, its address the first IPv4 address
- * of that device.
+ * Its networks are named tcp. An interface is a network device. The interface's address is the
+ * first IPv4 address of the device.
  *
- * A message is LNet's header in its long format, then the payload; both are copied at either end.
- * An interface without a connection to a peer opens one, and the peer uses the same connection. If
- * both open one at the same time, both stay, and each node sends by the connection that it had
- * first. Each connection has a sending and a receiving thread, so that lnd_send and lnd_recv never
- * wait for the network.
+ * A message is LNet's header in its long format, then the payload. Both are copied at either end.
+ * An interface without a connection to a peer opens a connection, and the peer uses the same
+ * connection. If both nodes open a connection at the same time, both connections stay, and each
+ * node sends by the connection that it had first. Each connection has a sending and a receiving
+ * thread, so that lnd_send and lnd_recv never wait for the network.
  */
 #include <linux/completion.h>
 #include <linux/delay.h>
@@ -26,7 +26,7 @@
 
 #define PORT 988
 /*
- * Seconds after which a connection is given up whose peer does not answer, does not receive, or
+ * Seconds after which a connection is given up if the peer does not answer, does not receive, or
  * stops within a message.
  */
 #define PATIENCE 10
@@ -39,23 +39,26 @@ struct sock_ni {
 	struct socket *listener;
 	__be32 address;
 	spinlock_t lock;
-	struct list_head conns; /* for transmission; protected by lock */
-	int users; /* connections and the accepting thread; protected by lock */
+	struct list_head conns; /* connections for transmission; protected by lock */
+	int users; /* number of connections, plus one for the accepting thread; protected by lock */
 	bool stopping; /* protected by lock */
-	wait_queue_head_t wait;		/* for the last user */
+	wait_queue_head_t wait; /* wakes the thread that waits for the last user */
 };
 
 struct conn {
 	struct sock_ni *in;
-	struct list_head list;		/* in->conns */
+	struct list_head list; /* entry of in->conns */
 	refcount_t refs;
 	struct socket *sock;
 	__be32 peer;
 	bool opened; /* opened by this node */
-	bool closed; /* protected by in->lock, like the queue */
+	bool closed; /* protected by in->lock, as is the queue */
 	struct list_head queue;		/* struct tx */
-	wait_queue_head_t wait;		/* of the sender */
-	/* The message being received: lnd_recv names its destination, in any thread. */
+	wait_queue_head_t wait; /* wakes the sender thread */
+	/*
+	 * Completed when lnd_recv, in any thread, has named the destination of the message that is
+	 * being received.
+	 */
 	struct completion notified;
 	struct lnet_msg *msg;
 	struct iov_iter to;
@@ -392,7 +395,8 @@ static int get_message(struct conn *conn)
 		rc = get(conn, &conn->to, false);
 	}
 	/*
-	 * Bytes that LNet does not accept are received too, because the next message follows them.
+	 * Bytes that LNet does not accept are received too, because the next message follows these
+	 * bytes.
 	 */
 	if (!rc && left) {
 		iov_iter_discard(&to, ITER_DEST, left);
@@ -417,8 +421,8 @@ static int receiver(void *data)
 }
 
 /*
- * Runs in the receiver thread within lnet_parse, or later in another thread. The receiver waits for
- * it.
+ * Names the destination of a message. Runs in the receiver thread within lnet_parse, or later in
+ * another thread while the receiver thread waits.
  */
 static int sock_recv(struct lnet_ni *ni, void *private, struct lnet_msg *msg, int delayed, struct iov_iter *to, unsigned int rlen)
 {
@@ -462,7 +466,7 @@ static int accept_on(void *data)
 
 	while (!READ_ONCE(in->stopping)) {
 		if (kernel_accept(in->listener, &sock, 0))
-			/* The interface is stopping, or there is no memory. */
+			/* The interface is stopping, or there is no memory for the connection. */
 			msleep(10);
 		else
 			accepted(in, sock);
@@ -517,7 +521,7 @@ static int sock_startup(struct lnet_ni *ni)
 		kfree(in);
 		return rc;
 	}
-	/* The same defaults as kexlnd.ko. */
+	/* The defaults are those of kexlnd.ko. */
 	otherwise(&t->lct_max_tx_credits, 256);
 	otherwise(&t->lct_peer_tx_credits, 8);
 	otherwise(&t->lct_peer_rtr_credits, 0);
@@ -547,7 +551,7 @@ static struct conn *next_conn(struct sock_ni *in)
 	return conn;
 }
 
-/* LNet has ended all messages before. */
+/* Stops an interface. LNet has ended all messages before it calls this function. */
 static void sock_shutdown(struct lnet_ni *ni)
 {
 	struct sock_ni *in = ni->ni_data;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * LNet stand-in for tests: the interface of LNet to its drivers, without Lustre. It passes messages
- * to the driver and receives them, and has memory that messages match, credits, routes and held
- * messages. It checks all that the driver does: the context of its calls, and that each message
- * ends exactly once. It is written from what drivers must know of LNet, and communicates only with
- * other stand-ins.
+ * to the driver and receives messages from it. It has memory that messages match, credits, routes
+ * and held messages. It checks the context of the driver's calls, and that each message ends
+ * exactly once. It implements what drivers must know of LNet, and communicates only with other
+ * stand-ins.
  *
  *     core.c    drivers, networks, interfaces, peers, CPTs
  *     msg.c     messages: creation, transmission, end; credits
@@ -62,7 +62,7 @@ enum stand_count {
 extern atomic_long_t stand_counts[COUNT_END];
 #define count(n) atomic_long_inc(&stand_counts[COUNT_##n])
 
-/* Unusual but legal behaviour, in thousandths of the occasions. */
+/* Unusual but legal behaviour. Each value is the frequency in thousandths. */
 #define STAND_ODDS(X) \
 	X(late)		/* another thread names the destination later, after lnd_eager_recv */ \
 	X(drop)		/* such a held message is dropped */ \
@@ -161,7 +161,7 @@ enum stand_event {
 
 /* Memory for a message. */
 struct stand_mem {
-	struct list_head again; /* in the cache of unused unchecked memory */
+	struct list_head again; /* entry of the cache of unused unchecked memory */
 	bool unchecked;
 	unsigned int len;
 	unsigned int niov;
@@ -175,23 +175,23 @@ struct stand_mem {
 struct stand_shape {
 	u32 size;
 	u32 frags;	/* 0: whole pages */
-	u32 offset; /* in the first page */
+	u32 offset; /* offset in the first page, in bytes */
 	bool heap;
-	bool unchecked; /* whole pages with any contents, which are reused: for measurements */
+	bool unchecked; /* whole pages with any contents, which are reused in measurements */
 };
 
 struct stand_mem *stand_mem_new(const struct stand_shape *shape, u64 seed);
 void stand_mem_free(struct stand_mem *mem);
 void stand_mem_blank(struct stand_mem *mem);
-/* Blanks the first bytes. The caller knows that no others were written. */
+/* Blanks the first `len` bytes. The caller knows that no other bytes were written. */
 void stand_mem_blank_first(struct stand_mem *mem, u32 len);
 /* Frees the cache of unchecked memory. */
 void stand_mem_forget(void);
 void stand_mem_part(struct stand_mem *mem, u64 seed, u32 len);
 void stand_mem_fill(struct stand_mem *mem, u64 seed);
 /*
- * Returns the number of wrong bytes: the first `len` bytes must have the pattern from offset `from`
- * on, the remainder must be blank.
+ * Returns the number of wrong bytes. The first `len` bytes must have the pattern from offset `from`
+ * on, and the remainder must be blank.
  */
 u64 stand_mem_wrong(struct stand_mem *mem, u64 seed, u32 from, u32 len);
 void stand_mem_read(struct stand_mem *mem, u32 at, void *to, u32 len);
@@ -199,7 +199,7 @@ void stand_mem_write(struct stand_mem *mem, u32 at, const void *from, u32 len);
 
 /* Memory descriptor, which messages match. */
 struct lnet_libmd {
-	struct list_head list; /* in its portal */
+	struct list_head list; /* entry of the list of its portal */
 	struct list_head all;
 	u64 cookie;
 	int portal;

@@ -22,15 +22,15 @@ static const char *const op_names[OPS] = { "ping", "read", "write" };
 /* A request, followed by bytes with its pattern. */
 struct ask {
 	__le32 op;
-	__le32 ack; /* bulk data that are PUT request an ACK */
+	__le32 ack; /* nonzero: bulk data that are PUT request an ACK */
 	__le64 seed;
 	__le64 match;
 	__le32 size;
 	__le32 frags;
 	__le32 offset;
 	__le32 heap;
-	__le32 answer;		/* bytes */
-	__le32 from; /* start of a GET in bytes */
+	__le32 answer; /* size of the answer in bytes */
+	__le32 from; /* start of a GET in the memory, in bytes */
 	__le32 wait_ms;
 	__le32 unchecked;
 };
@@ -119,7 +119,10 @@ static void serve(struct work_struct *work)
 	int rc = 0;
 
 	kfree(job);
-	/* The message releases its last reference soon; only then it has ended. */
+	/*
+	 * The request has ended only when its message releases its last reference, which happens
+	 * soon.
+	 */
 	stand_mem_read(buffer->mem, 0, &ask, sizeof(ask));
 	if (buffer->status[EV_PUT] || len < sizeof(ask) || le32_to_cpu(ask.op) >= OPS) {
 		rc = -EINVAL;
@@ -128,7 +131,7 @@ static void serve(struct work_struct *work)
 	} else {
 		u64 seed = le64_to_cpu(ask.seed);
 
-		/* All bytes but the first have the pattern. */
+		/* All bytes after the header have the pattern. */
 		stand_mem_part(buffer->mem, seed, sizeof(ask));
 		bad = stand_mem_wrong(buffer->mem, seed, 0, len);
 		if (bad)
@@ -136,7 +139,7 @@ static void serve(struct work_struct *work)
 	}
 	if (READ_ONCE(slow_ms))
 		msleep(READ_ONCE(slow_ms));
-	/* Makes the buffer available for the next request. */
+	/* Waits until the buffer is available for the next request. */
 	wait_event_idle(buffer->wait, !READ_ONCE(buffer->refs));
 	memset(buffer->got, 0, sizeof(buffer->got));
 	buffer->threshold = 1;
@@ -167,7 +170,7 @@ static void serve(struct work_struct *work)
 	atomic_dec(&serving);
 }
 
-/* A request has arrived in a buffer. */
+/* Handles the arrival of a request in a buffer. */
 static void asked(struct lnet_libmd *buffer, enum stand_event event)
 {
 	struct job *job;
@@ -204,7 +207,10 @@ int stand_serve_stop(void)
 {
 	int i;
 
-	/* No more requests arrive; running ones end, and held ones are dropped. */
+	/*
+	 * After this store, no more requests arrive. Running requests end, and held requests are
+	 * dropped.
+	 */
 	WRITE_ONCE(stopping, true);
 	do {
 		flush_workqueue(service);
@@ -262,11 +268,11 @@ int stand_ping(const char *name, char *options, struct seq_buf *out)
 /* Sends a message while another one is received. */
 void stand_odd_send(struct lnet_ni *ni, const struct lnet_nid *to)
 {
-	/* No memory matches it. */
+	/* No memory matches the message. */
 	stand_put(odd_md, to, PORTAL_BULK, ~0ULL, 0, false);
 }
 
-/* A test: threads that send requests. */
+/* A test: threads that send requests to a service. */
 
 struct test {
 	int op;
@@ -291,7 +297,7 @@ static u32 size_of(struct test *test, u64 *random)
 
 	if (test->min == test->max)
 		return test->min;
-	/* Small sizes are as frequent as large ones. */
+	/* Makes small sizes as frequent as large sizes. */
 	*random = stand_mix(*random);
 	size = test->min + (*random >> 8) % (test->max - test->min + 1);
 	return max(size >> (*random % 12), test->min);
@@ -310,7 +316,7 @@ static int one(struct test *test, u64 id)
 	int rc = -ENOMEM;
 
 	if (test->random) {
-		/* A different layout each time. */
+		/* Each request has a different layout of its memory. */
 		random = stand_mix(random);
 		mine.frags = random & 3 ? 0 : min_t(u32, size, max_t(u32, DIV_ROUND_UP(size, PAGE_SIZE), 1 + (random >> 8) % 256));
 		mine.offset = random & 4 ? (random >> 16) % PAGE_SIZE : 0;
@@ -325,7 +331,7 @@ static int one(struct test *test, u64 id)
 	if (!question || !reply)
 		goto out;
 	if (test->op != OP_PING && !test->nomatch) {
-		/* The memory is smaller than the data sent. */
+		/* If LNet is to accept less than is sent, the memory is smaller than the data. */
 		if (test->op == OP_READ && test->want != ~0U)
 			has = min(test->want, size);
 		mine.size = has;
@@ -463,7 +469,10 @@ static int parse_test(struct test *test, char *options)
 	test->count = stand_number(options, "count", 1);
 	test->seconds = stand_number(options, "seconds", 0);
 	test->timeout = msecs_to_jiffies(stand_number(options, "timeout", 60000));
-	/* The service may wait for each of two messages. */
+	/*
+	 * The service may wait for each of two messages, so its patience is longer than the
+	 * time-out.
+	 */
 	test->patience = msecs_to_jiffies(stand_number(options, "patience", 3 * jiffies_to_msecs(test->timeout)));
 	if (test->max > LNET_MTU || test->min > test->max)
 		return -EINVAL;
@@ -528,7 +537,7 @@ int stand_work_init(void)
 {
 	u64 seed;
 
-	/* Random, so that cookies differ from those before a reload. */
+	/* A random seed makes cookies differ from those before the module was loaded again. */
 	get_random_bytes(&seed, sizeof(seed));
 	atomic64_set(&cookies, seed >> 8);
 	service = alloc_workqueue("lnet_stand_service", WQ_UNBOUND, 256);

@@ -6,7 +6,7 @@ use extoll::velo::To;
 use extoll::{rma, velo, Device, Error, Wait};
 use std::time::Duration;
 
-/// Number of messages; more than a queue of either unit holds.
+/// Number of messages. It exceeds the capacity of a queue of either unit.
 const MANY: u64 = 40_000;
 /// Number of messages after which a sender to a blocked requester must have received an error.
 const LIMIT: u64 = 1000;
@@ -59,8 +59,8 @@ fn wait() -> Wait {
     Wait::for_at_most(PATIENCE)
 }
 
-/// Sends numbers without receiving them, more than a queue holds or until the sender gets "full".
-/// Then receives all of them, in order.
+/// Sends numbers without receiving them, until the sender gets "full" or more numbers are sent than
+/// a queue holds. Then receives all of them, in order.
 fn through(
     unit: &str,
     stuck: bool,
@@ -73,7 +73,7 @@ fn through(
         match send(end) {
             Ok(()) => end += 1,
             Err(Error::Full) if stuck => break,
-            // The NIC is working, and accepts more soon.
+            // The NIC is working and will accept more commands soon.
             Err(Error::Full) => drain()?,
             Err(e) => return Err(e.into()),
         }

@@ -1,8 +1,8 @@
 //! Programs that scenarios run inside the nodes of a cluster. They use the crate `extoll` like any
 //! program.
 //!
-//! Each subcommand prints a line for the start of its peer ("ready …") and a final line "ok …", or
-//! fails with the reason on standard error. Every wait has a deadline.
+//! Each subcommand prints a line for the start of its peer ("ready …") and a final line "ok …". If
+//! it fails, it prints the reason to standard error. Every wait has a deadline.
 #![forbid(unsafe_code)]
 
 mod backlog;

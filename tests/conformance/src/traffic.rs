@@ -20,7 +20,7 @@ const TCP_PORT: u16 = 18601;
 const TCP_BYTES: usize = 8000;
 /// Size of a transfer in bytes.
 const PIECE: u64 = 4000;
-/// Time beyond the deadline in which a slow host must end an operation.
+/// Time after the deadline by which an operation must have ended on a slow host.
 const SLACK: Duration = Duration::from_secs(10);
 
 /// Number of kinds of operations of a user program: messages, reading, writing, locks.
@@ -32,13 +32,13 @@ const PAUSE: Duration = Duration::from_millis(150);
 /// End and log of an endless run.
 #[derive(clap::Args)]
 pub struct Control {
-    /// End when this file exists.
+    /// End the run when this file exists.
     #[arg(long)]
     stop: PathBuf,
     /// File that is rewritten after every round with the counts so far.
     #[arg(long)]
     log: PathBuf,
-    /// Maximum milliseconds of an operation.
+    /// Maximum duration of an operation in ms.
     #[arg(long, default_value_t = 1500)]
     deadline: u64,
 }
@@ -270,7 +270,7 @@ struct Client {
     region: Region,
     remote: u64,
     sequence: u64,
-    /// Number of attempts on the lock, and its last known value.
+    /// Number of attempts on the lock (`locks`), and last known value of the lock (`locked`).
     locks: u32,
     locked: u32,
 }
@@ -333,7 +333,7 @@ impl Client {
             .get_wait(&self.peer, &self.region, to, 8, there, wait)?;
         let seen = self.region.load(to)?;
         ensure!(seen <= self.sequence, "{seen} instead of {}", self.sequence);
-        // A PUT lost with its cable leaves the old number; a time-out, without waiting.
+        // If a PUT was lost with its cable, the old number remains. This counts as a time-out.
         if seen != self.sequence {
             return Err(Error::Timeout.into());
         }
@@ -356,7 +356,8 @@ impl Client {
             success == 1 && number == 0,
             "lock {number}: result {success}"
         );
-        // Incremented once for each successful attempt, and up to once for each other attempt.
+        // The lock grows by one for each successful attempt, and by at most one for each other
+        // attempt.
         let expected = self.locked + 1..=self.locks;
         ensure!(expected.contains(&value), "{value}, not in {expected:?}");
         self.locked = value;

@@ -7,9 +7,10 @@ use extoll::wire::regs::smfu::{self, IntervalControl, RRA_WINDOW};
 use extoll::{AccessMethod, Device, RegisterFile, Smfu, Window};
 use std::time::{Duration, Instant};
 
-/// Interval that the driver leaves free, because it uses the lowest ones.
+/// Interval that the driver leaves free. The driver uses the lowest intervals.
 const INTERVAL: u32 = 62;
-/// Number of bytes transferred, and offset of the word that synchronises both sides.
+/// Number of bytes transferred (`BYTES`), and offset of the word that synchronises both sides
+/// (`STATE`).
 const BYTES: usize = 16 << 10;
 const STATE: u64 = BYTES as u64;
 const MAPPED: usize = BYTES + 4096;
@@ -86,7 +87,7 @@ fn export(unit: &Smfu) -> Result<()> {
     crate::say("ok")
 }
 
-/// Lets an interval behind the one of remote registers lead to `node` while `work` runs.
+/// Opens an interval to `node`, behind the interval of remote registers, while `work` runs.
 fn with_interval(node: NodeId, work: impl FnOnce() -> Result<()>) -> Result<()> {
     let registers = RegisterFile::open(&Device::default())?;
     registers.set_methods(AccessMethod::Local, AccessMethod::Local)?;
@@ -108,7 +109,7 @@ fn import(unit: &Smfu) -> Result<()> {
     let window = unit.window(RRA_WINDOW as usize + MAPPED)?;
     let at = |offset: u64| RRA_WINDOW + offset;
     check(&window, at(0), &pattern(1)).context("memory of the other node")?;
-    // Single words, then bytes at any offset.
+    // Stores single words, then bytes at any offset.
     let new = pattern(2);
     for (i, word) in new.chunks_exact(8).enumerate().take(64) {
         window.store(at(8 * i as u64), u64::from_le_bytes(word.try_into()?))?;

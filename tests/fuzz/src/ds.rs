@@ -33,7 +33,7 @@ impl Any {
     }
 }
 
-/// Parses a message with this tag like a port does.
+/// Parses a message with this tag, as a port does.
 fn parse(tag: u8, len: u16, words: &[u64]) -> Result<Any, SetupError> {
     let word = |i: usize| words.get(i).copied().unwrap_or(0);
     match Kind::from_tag(tag) {
@@ -43,7 +43,7 @@ fn parse(tag: u8, len: u16, words: &[u64]) -> Result<Any, SetupError> {
     }
 }
 
-/// Reads tag, length and quadwords.
+/// Reads tag, length and quadwords of a message, and parses the message.
 fn read(data: &[u8]) -> (u8, u16, Result<Any, SetupError>) {
     let mut input = Input(data);
     let (tag, len) = (input.u8(), u16::from(input.u8()));
@@ -53,7 +53,7 @@ fn read(data: &[u8]) -> (u8, u16, Result<Any, SetupError>) {
 
 /// Input: tag, length, quadwords. Parses a message of a stream or of the negotiation.
 ///
-/// A parsed message, written and parsed again, is the same.
+/// A parsed message that is written and parsed again stays the same.
 pub fn fuzz_ds_message(data: &[u8]) {
     let (tag, len, any) = read(data);
     match any {

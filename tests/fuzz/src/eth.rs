@@ -58,8 +58,8 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
 
 /// Input: frame limit, then messages (tag, flags, length, content). Tests reassembly.
 ///
-/// Compares with a byte-exact buffer: there are no holes, the limit is never exceeded, a rejected
-/// message leaves no data behind, and a valid frame is accepted at the end.
+/// Compares each frame with a byte-exact buffer. A frame has no holes and never exceeds the limit,
+/// a rejected message leaves no data behind, and a valid frame is accepted at the end.
 pub fn fuzz_eth_reassembly(data: &[u8]) {
     let mut input = Input(data);
     let max = (input.u64() % 70_000) as u32;
@@ -71,8 +71,8 @@ pub fn fuzz_eth_reassembly(data: &[u8]) {
     while !input.is_empty() {
         let (tag, flags, n) = (input.u8(), input.u8(), input.u8());
         let mut content = input.bytes(4).to_vec();
-        // Mostly full fragments. A flag selects the node's own address, which is decisive after a
-        // broken sequence.
+        // Most fragments are full. A flag selects the node's own address, because the address
+        // decides what happens after a broken sequence.
         content.resize(if flags & 2 != 0 { n as usize } else { 120 }, n);
         if flags & 4 != 0 && content.len() >= 12 {
             content[6..12].copy_from_slice(&prefix.mac(node));
@@ -110,7 +110,7 @@ pub fn fuzz_eth_reassembly(data: &[u8]) {
             buffer.clear();
         }
     }
-    // A frame of several fragments with the node's address, of the maximum permitted length.
+    // A frame of several fragments with the node's address. It has the maximum permitted length.
     let len = max.min(600);
     if len < HEADER_LEN {
         return;
@@ -119,8 +119,8 @@ pub fn fuzz_eth_reassembly(data: &[u8]) {
     frame[6..12].copy_from_slice(&prefix.mac(node));
     let mut got = Vec::new();
     let mut complete = false;
-    // The first frame may complete the tag sequence of an unfinished one. The second must then
-    // arrive.
+    // The first frame may complete the tag sequence of an unfinished frame. The second frame must
+    // then arrive.
     for _ in 0..2 {
         for fragment in eager_fragments(len).expect("short frame") {
             assert!(fragment.descriptor(Target::Node(node)).encode().is_ok());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Fuzz entry points: one for each decoder of `wire`, and one for the layout that `protocol`
-//! derives from a device's registers. Each accepts any bytes and panics if the decoder violates an
-//! invariant. `cargo test -p wire-fuzz` runs them with a seeded, limited number of inputs,
-//! libFuzzer without limit (`fuzz_targets/`, `cargo fuzz run --fuzz-dir tests/fuzz/fuzz_targets
-//! NAME`).
+//! derives from a device's registers. Each entry point accepts any bytes and panics if the decoder
+//! violates an invariant. `cargo test -p wire-fuzz` runs the entry points with a seeded, limited
+//! number of inputs. libFuzzer runs them without limit (`fuzz_targets/`, `cargo fuzz run --fuzz-dir
+//! tests/fuzz/fuzz_targets NAME`).
 #![forbid(unsafe_code)]
 
 mod ds;
@@ -24,11 +24,11 @@ pub use units::{
 
 /// A fuzz target.
 pub struct Target {
-    /// Name, as in `fuzz_targets/`.
+    /// Name of the target's harness in `fuzz_targets/`.
     pub name: &'static str,
     /// Entry point.
     pub run: fn(&[u8]),
-    /// Returns valid inputs as a start for mutations.
+    /// Function that returns valid inputs as a start for mutations.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 

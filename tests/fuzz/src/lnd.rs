@@ -4,7 +4,7 @@
 use crate::{bytes, Input};
 use wire::lnd::{fragments, pieces, Kind, Message, Payload, Rejected, VERSION};
 
-/// Reads tag, length and quadwords.
+/// Reads tag, length and quadwords of a message, and parses the message.
 fn read(data: &[u8]) -> (u8, u16, Vec<u64>, Result<Message, Rejected>) {
     let mut input = Input(data);
     let (tag, len) = (input.u8(), u16::from(input.u8()));

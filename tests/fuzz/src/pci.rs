@@ -9,7 +9,7 @@ use wire::pci::{
     Register, Role, Status,
 };
 
-/// Reads tag, length and quadwords.
+/// Reads tag, length and quadwords of a message, and parses the message.
 fn read(data: &[u8]) -> (u8, u16, Vec<u64>, Result<Message, ParseError>) {
     let mut input = Input(data);
     let (tag, len) = (input.u8(), u16::from(input.u8()));
@@ -164,12 +164,12 @@ pub(crate) fn config_seeds() -> Vec<Vec<u8>> {
     words[0] = 0x0010_1b36;
     words[1] = 0x0010_0000;
     words[0x34 / 4] = 0x40;
-    // 64-bit MSI, power management, an unknown capability, PCI Express.
+    // Capabilities: 64-bit MSI, power management, an unknown capability, PCI Express.
     words[0x40 / 4] = 0x0080_5005;
     words[0x50 / 4] = 0x0003_6001;
     words[0x60 / 4] = 0x0000_8003;
     words[0x80 / 4] = 0x0002_0010;
-    // An unknown capability, then a serial number.
+    // Extended capabilities: an unknown capability, then a serial number.
     words[64] = 0x1101_0001;
     words[64 + 0x10 / 4] = 0x0001_0003;
     let accesses = [

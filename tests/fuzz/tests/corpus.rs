@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Runs every fuzz target with its seeds, with mutations of them and with random bytes. The random
-//! generator is seeded, so that failures repeat. `WIRE_FUZZ_ITERATIONS` sets the number of inputs
-//! per target.
+//! Runs every fuzz target with its seeds, with mutations of the seeds and with random bytes. The
+//! random number generator is seeded, so that failures repeat. `WIRE_FUZZ_ITERATIONS` sets the
+//! number of inputs per target.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

@@ -1,4 +1,4 @@
-//! Findings of the emulator: errors of drivers and programs.
+//! Findings of the emulator: counters of errors that drivers and programs make.
 
 use crate::Lab;
 use anyhow::{Context, Result};
@@ -41,8 +41,8 @@ pub const FINDINGS: &[&str] = &[
     "host_panics",
 ];
 
-/// Number of counters at the end of [`FINDINGS`] that show defects of the emulator, QEMU or their
-/// host, whatever the input.
+/// Number of counters at the end of [`FINDINGS`] that no input may cause, because they show defects
+/// of the emulator, QEMU or their host.
 const NEVER: usize = 2;
 
 /// All findings that deliberately wrong input can cause.
@@ -51,8 +51,8 @@ pub const OF_INPUT: &[&str] = FINDINGS.split_at(FINDINGS.len() - NEVER).0;
 /// Prefix of the counters that a NIC keeps over a loss of power.
 const KEPT: &str = "host_";
 
-/// Values of the counters of [`FINDINGS`] for every NIC. Empty before the first reading, which
-/// counts as zero.
+/// Values of the counters of [`FINDINGS`] for every NIC. Empty before the first reading, when all
+/// counters are taken as zero.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Findings(Vec<BTreeMap<&'static str, u64>>);
 
@@ -88,7 +88,7 @@ impl Growth {
             .collect()
     }
 
-    /// Adds another growth.
+    /// Adds the growth of another period.
     pub fn add(&mut self, other: &Self) {
         for (key, more) in &other.0 {
             *self.0.entry(*key).or_insert(0) += more;
@@ -117,7 +117,8 @@ impl Account {
         for (nic, counters) in now.0.iter().enumerate() {
             for (name, value) in counters {
                 let old = self.seen.0.get(nic).map_or(0, |seen| seen[name]);
-                // A smaller value than before started again from zero.
+                // A value that is smaller than before belongs to a counter that restarted from
+                // zero.
                 let more = value.checked_sub(old).unwrap_or(*value);
                 if more > 0 {
                     *self.banked.0.entry((nic, *name)).or_insert(0) += more;
@@ -198,7 +199,7 @@ mod tests {
         account.look(found("odd_accesses", 5));
         grown(&mut account);
         account.before_power_on(found("odd_accesses", 7), &[false]);
-        // A restarted counter of the same value as before; the counters of the host continue.
+        // The restarted counter has the same value as before. The counters of the host continue.
         account.look(found("odd_accesses", 7));
         let grown = grown(&mut account);
         assert_eq!(grown["odd_accesses"], 2 + 7);

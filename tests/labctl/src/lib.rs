@@ -1,5 +1,5 @@
-//! Access to a running lab through the crate `lab`, and through its command line for the remainder.
-//! Used by the scenarios and the benchmark.
+//! Access to a running lab through the crate `lab`, or through its command line where the crate has
+//! no function. The scenarios and the benchmark use this crate.
 #![forbid(unsafe_code)]
 
 pub mod findings;
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// Default maximum duration of a command in a guest.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Like [`PATIENCE`], for commands of `extoll_bench`, which end by themselves within a minute.
+/// Maximum duration of a command of `extoll_bench`, which ends by itself within a minute.
 const RAW_PATIENCE: Duration = Duration::from_secs(90);
 
 /// Maximum duration of a search for leaked memory, before the factor of the debug kernel.
@@ -35,16 +35,16 @@ const LEAK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Minimum time between two polls of [`Lab::until`].
 const LOOK: Duration = Duration::from_millis(300);
-/// Maximum time between two polls; the pause is as long as the poll took.
+/// Maximum time between two polls of [`Lab::until`]. The pause is as long as the poll took.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1500);
 
 /// Maximum number of journal lines, and of characters per line.
 const JOURNAL: usize = 1000;
 const JOURNAL_LINE: usize = 240;
 
-/// Log line of a kernel that chose the wrong one of two measurements of its clock.
+/// Log line of a kernel that measured its clock twice and chose the wrong result.
 const WRONG_CLOCK: &str = "tsc: PIT calibration deviates from HPET";
-/// Number of times that a cluster is booted again for that reason.
+/// Number of times that a cluster is booted again because of [`WRONG_CLOCK`].
 const MISMEASURED: usize = 2;
 /// Known frequency in kHz of the clock that emulated CPUs share with the host; 0 lets kernels
 /// measure it.
@@ -57,7 +57,7 @@ fn true_khz(line: &str) -> Option<u64> {
     word.trim_end_matches('.').parse().ok()
 }
 
-/// A running cluster; dropping it takes it down.
+/// A running cluster. Dropping it takes the cluster down.
 pub struct Lab {
     paths: Paths,
     cluster: Cluster,
@@ -70,8 +70,8 @@ pub struct Lab {
     journal: Mutex<VecDeque<String>>,
 }
 
-/// Kills all processes of a lab, whatever other threads do with it. Commands in its nodes end with
-/// an error.
+/// Kills all processes of a lab, even while other threads use the lab. Commands in its nodes end
+/// with an error.
 pub fn kill(name: &str) {
     let record = lab::state::LabDir::new(&Paths::default(), name).and_then(|d| d.record());
     if let Ok(Some(record)) = record {
@@ -111,9 +111,9 @@ pub fn cpu_times(name: &str) -> BTreeMap<i32, Duration> {
         .collect()
 }
 
-/// Returns the log line of a kernel that panicked on a breakpoint of its own before it started
+/// Returns the log line of a kernel that panicked on one of its own breakpoints before it started
 /// `init`. Kernels use such breakpoints while they patch their code. QEMU's translation for another
-/// CPU may still contain one after the kernel has removed it.
+/// CPU may still contain a breakpoint after the kernel has removed it.
 fn own_breakpoint(console: &str) -> Option<&str> {
     if !console.contains("Kernel panic") || console.contains("Run /init as init process") {
         return None;
@@ -122,8 +122,8 @@ fn own_breakpoint(console: &str) -> Option<&str> {
     Some(line.trim())
 }
 
-/// Returns the first node whose log has the line of [`own_breakpoint`], with the line. For clusters
-/// that did not come up.
+/// Returns the first node whose log has the line of [`own_breakpoint`], and that line. It is used
+/// for clusters that did not come up.
 fn broken_boot(name: &str, spec: &Spec) -> Option<(usize, String)> {
     (0..spec.nodes).find_map(|n| {
         let console = directory(name).join(format!("node{n}/console.log"));
@@ -367,8 +367,8 @@ impl Lab {
         })
     }
 
-    /// Like [`Lab::until`] for a probe that may fail for a while, because its object does not exist
-    /// yet or is unreachable.
+    /// Polls `probe` like [`Lab::until`]. The probe may fail for a while, because its object does
+    /// not exist yet or is unreachable.
     pub fn until_it_works(
         &self,
         what: &str,
@@ -407,9 +407,9 @@ impl Lab {
         }
     }
 
-    /// Fails if the leak checker of a debug kernel finds unreferenced memory; other kernels have
-    /// none. The check takes about a minute on the debug kernel, so it does not follow every
-    /// scenario.
+    /// Fails if the leak checker of a debug kernel finds unreferenced memory. Does nothing on other
+    /// kernels, which have no leak checker. The check takes about a minute, so it does not follow
+    /// every scenario.
     pub fn assert_no_leaks(&self) -> Result<()> {
         if !settings::finds_leaks() {
             return Ok(());
@@ -436,8 +436,8 @@ impl Drop for Lab {
     }
 }
 
-/// Copies the logs of a failed lab: consoles, other logs, the last lines of a trace. Works as long
-/// as the directory of the lab exists.
+/// Copies the logs of a failed lab: consoles, other logs, the last lines of a trace. Works while
+/// the directory of the lab exists.
 pub fn keep(name: &str, to: &Path) -> Result<()> {
     process::keep(&Paths::default(), &directory(name), to)
 }

@@ -16,8 +16,8 @@ pub struct Defect {
 }
 
 impl Defect {
-    /// Returns the worst defect in the consoles of a lab that may be unresponsive: one that is no
-    /// stall, if there is one.
+    /// Returns the worst defect in the consoles of a lab that may be unresponsive. A stall is
+    /// returned only if there is no other defect.
     pub fn of_lab(name: &str) -> Option<Self> {
         let dir = std::fs::read_dir(crate::directory(name)).ok()?;
         let consoles = dir.flatten().map(|e| e.path().join("console.log"));
@@ -78,8 +78,8 @@ fn end_of_line_with(log: &[u8], word: &str) -> Option<usize> {
 }
 
 impl Lab {
-    /// Waits until all that the kernel of a node has logged so far is in its console log. Returns
-    /// the length of the console log.
+    /// Waits until the console log contains all messages that the node's kernel has logged so far.
+    /// Returns the length of the console log.
     fn log_settled(&self, node: usize) -> Result<u64> {
         let console = self.node(node)?;
         let from = console.log_mark();
@@ -118,7 +118,8 @@ impl Lab {
         self.assert_clean_log_but(&[])
     }
 
-    /// Like [`Lab::assert_clean_log`], except for lines that contain one of these texts.
+    /// Does the check of [`Lab::assert_clean_log`], but ignores lines that contain one of these
+    /// texts.
     pub fn assert_clean_log_but(&self, expected: &[&str]) -> Result<()> {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let mut silent = Ok(());

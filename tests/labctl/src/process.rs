@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Exit status of a command whose node failed, like that of `lab exec`.
+/// Exit status of a command whose node failed. `lab exec` uses the same status.
 const NODE_FAILED: i32 = 125;
 /// Maximum number of trace lines that are saved.
 const TRACE_LINES: usize = 5000;
@@ -69,8 +69,8 @@ impl Running {
     /// returns an error.
     pub fn wait(self, patience: Duration) -> Result<Output> {
         let patience = as_slow(patience);
-        // The closure never ends the wait, so it ends with the command or at the deadline. Both are
-        // an error here and are distinguished below.
+        // The closure never ends the wait. The wait ends with the command or at the deadline, both
+        // as an error. The code below distinguishes the two.
         let _ = self.inner.wait_for(patience, |_, _| false);
         if self.inner.is_running() {
             bail!("not finished after {} s: {}", patience.as_secs(), self.what);
@@ -137,7 +137,8 @@ impl Client {
         })
     }
 
-    /// Like [`Running::wait`].
+    /// Waits up to `patience` for the end of the command, longer on a slow kernel. Then kills the
+    /// command and returns an error.
     pub(crate) fn wait(mut self, patience: Duration) -> Result<Output> {
         let patience = as_slow(patience);
         let deadline = Instant::now() + patience;
@@ -198,7 +199,7 @@ fn copy_logs(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// See [`crate::keep`].
+/// Copies the logs of a failed lab from its directory `from` to `to` ([`crate::keep`]).
 pub(crate) fn keep(paths: &Paths, from: &Path, to: &Path) -> Result<()> {
     copy_logs(from, to)?;
     let trace = from.join("trace.jsonl");
@@ -219,7 +220,7 @@ pub(crate) fn keep(paths: &Paths, from: &Path, to: &Path) -> Result<()> {
         }
         last.push_back(line?);
     }
-    // The end of an interrupted trace may be damaged. The events before it were printed.
+    // The end of an interrupted trace may be damaged. The events before the damage were printed.
     print.wait()?;
     let mut file = std::fs::File::create(to.join("trace.txt"))?;
     for line in last {

@@ -6,11 +6,11 @@ use std::time::Duration;
 /// Kernel that the nodes boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kernel {
-    /// Debian's.
+    /// Debian's kernel.
     #[default]
     Stock,
-    /// The debug kernel. It is about a hundred times slower on the network, and its leak checker
-    /// runs at the end.
+    /// The debug kernel. Its network is about a hundred times slower, and its leak checker runs at
+    /// the end.
     Debug,
 }
 
@@ -41,8 +41,8 @@ pub fn as_slow(time: Duration) -> Duration {
 }
 
 /// Returns the number of repetitions: `full`, or a fifth of it on the debug kernel. Loading the
-/// modules under load takes half a minute there, and its checkers detect defects at the first
-/// occurrence.
+/// modules under load takes half a minute on the debug kernel, and its checkers detect defects at
+/// the first occurrence.
 pub fn rounds(full: u32) -> u32 {
     match kernel() {
         Kernel::Stock => full,
@@ -66,7 +66,7 @@ pub(crate) fn iommu_for_all() -> bool {
     IOMMU.get().is_some()
 }
 
-/// Returns true in a run with full volumes (`make check-full`, `FULL=1`).
+/// Returns true in a run with the full number of repetitions (`make check-full`, `FULL=1`).
 pub fn full() -> bool {
     std::env::var("FULL").is_ok_and(|v| v == "1")
 }

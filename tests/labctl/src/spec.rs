@@ -72,8 +72,8 @@ impl Spec {
         self
     }
 
-    /// Adds NICs without a host, each with the emulator's test device or with the devices that the
-    /// emulator's arguments name.
+    /// Adds NICs without a host. Each NIC has the emulator's test device behind it, or the devices
+    /// that the emulator's arguments name.
     pub const fn accelerators(mut self, accelerators: usize) -> Self {
         self.accelerators = accelerators;
         self
@@ -117,13 +117,13 @@ impl Spec {
         self
     }
 
-    /// Selects two NUMA nodes with the NICs on the second.
+    /// Splits each node into two NUMA nodes, with the NICs on the second one.
     pub const fn numa(mut self) -> Self {
         self.numa = true;
         self
     }
 
-    /// Adds pairs of virtio-net and e1000e for comparisons.
+    /// Adds pairs of virtio-net and e1000e NICs, for comparison with exn.
     pub const fn bench_nics(mut self) -> Self {
         self.bench_nics = true;
         self
@@ -159,8 +159,8 @@ impl Spec {
         self
     }
 
-    /// Returns the CPUs of each node. Larger clusters have one per node, because they would not
-    /// come up with more CPUs than the host has.
+    /// Returns the CPUs of each node. Clusters of more than two nodes have one CPU per node,
+    /// because they would not come up with more CPUs than the host has.
     fn processors(&self) -> u32 {
         match (self.cpus, self.nodes) {
             (Some(cpus), _) => cpus,

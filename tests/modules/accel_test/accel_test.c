@@ -6,12 +6,13 @@
  *
  * Attributes of the device:
  *
- *     selftest  uses registers, coherent and mapped memory, and an interrupt of each vector;
- *               returns "ok" and numbers, or the error
- *     pound     transfers until the device fails
- *     stale     lets the device access an unmapped page, like a faulty device; "ok": out of reach
- *     peer      lets the device write and read another such device's memory, or returns
- *               "not mapped"
+ *     selftest  Uses registers, coherent and mapped memory, and an interrupt of each vector. Returns
+ *               "ok" and numbers, or the error.
+ *     pound     Makes transfers until the device fails.
+ *     stale     Lets the device access an unmapped page, like a faulty device. Returns "ok" if
+ *               the device can't reach the page.
+ *     peer      Lets the device write and read another such device's memory, or returns
+ *               "not mapped".
  */
 #include <linux/completion.h>
 #include <linux/delay.h>
@@ -55,7 +56,7 @@ MODULE_PARM_DESC(plain_msi, "MSI instead of MSI-X");
 
 static unsigned int wait_ms = 5000;
 module_param(wait_ms, uint, 0644);
-MODULE_PARM_DESC(wait_ms, "time of a transfer");
+MODULE_PARM_DESC(wait_ms, "maximum duration of a transfer in ms");
 
 struct accel {
 	struct pci_dev *pdev;
@@ -125,16 +126,19 @@ static const char *coherent(struct accel *a, int vector, u32 seed)
 	memset(a->small + SMALL / 2, 0, SMALL / 2);
 	wrong = transfer(a, a->small_at, 0x100, SMALL / 2, 0, vector);
 	if (!wrong && readl(a->regs + MEMORY + 0x100) != *(u32 *)want)
-		wrong = "the device has other data";
+		wrong = "the data in the device differ";
 	if (!wrong)
 		wrong = transfer(a, a->small_at + SMALL / 2, 0x100, SMALL / 2, TO_BUS, vector);
 	if (!wrong && memcmp(a->small + SMALL / 2, want, SMALL / 2))
-		wrong = "coherent memory has other data";
+		wrong = "the data in coherent memory differ";
 	kfree(want);
 	return wrong;
 }
 
-/* Mapped memory at an odd offset and of an odd length. The memory around it must not change. */
+/*
+ * Transfers mapped memory at an odd offset and of an odd length. The memory around it must not
+ * change.
+ */
 static const char *mapped(struct accel *a, int vector, u32 seed)
 {
 	struct device *dev = &a->pdev->dev;
@@ -164,10 +168,10 @@ static const char *mapped(struct accel *a, int vector, u32 seed)
 	if (wrong)
 		goto end;
 	if (memcmp(out + first, back + first, len))
-		wrong = "mapped memory has other data";
+		wrong = "the data in mapped memory differ";
 	else if (memchr_inv(back, 0xa5, first) ||
 		 memchr_inv(back + first + len, 0xa5, LARGE - first - len))
-		wrong = "memory around it has changed";
+		wrong = "memory around the buffer has changed";
 end:
 	kfree(out);
 	kfree(back);
@@ -179,11 +183,11 @@ static const char *registers(struct accel *a)
 	u32 value;
 
 	if (readl(a->regs + ID) != ID_VALUE)
-		return "another ID";
+		return "wrong ID register";
 	for (value = 1; value; value <<= 4) {
 		writel(value, a->regs + SCRATCH);
 		if (readl(a->regs + SCRATCH) != value)
-			return "a register has something else";
+			return "the scratch register has another value than was written";
 	}
 	return NULL;
 }
@@ -227,11 +231,11 @@ static const char *unmapped(struct accel *a, u8 *page)
 		return "not mapped";
 	wrong = transfer(a, at, 0, STALE, 0, 0);
 	if (!wrong && readl(a->regs + MEMORY) != *(u32 *)page)
-		wrong = "the device has other data";
+		wrong = "the data in the device differ";
 	dma_unmap_single(dev, at, SMALL, DMA_BIDIRECTIONAL);
 	if (wrong)
 		return wrong;
-	/* Data that the device must not get. */
+	/* Fills the page with data that the device must not read. */
 	fill(page, SMALL, 2);
 	wrong = transfer(a, at, 0, STALE, 0, 0);
 	if (wrong && !strcmp(wrong, no_end))
@@ -239,7 +243,7 @@ static const char *unmapped(struct accel *a, u8 *page)
 	for (i = 0; i < STALE; i += 4)
 		there += readl(a->regs + MEMORY + i) == *(u32 *)(page + i);
 	if (there)
-		return "the device has read it";
+		return "the device has read the unmapped page";
 	for (i = 0; i < STALE; i += 4)
 		writel(0x5a5a5a5a, a->regs + MEMORY + i);
 	wrong = transfer(a, at, 0, STALE, TO_BUS, 0);
@@ -247,7 +251,7 @@ static const char *unmapped(struct accel *a, u8 *page)
 		return wrong;
 	for (i = 0; i < SMALL; i += 4)
 		there += *(u32 *)(page + i) == 0x5a5a5a5a;
-	return there ? "the device has written it" : NULL;
+	return there ? "the device has written the unmapped page" : NULL;
 }
 
 static ssize_t stale_show(struct device *dev, struct device_attribute *attr, char *buf)
@@ -282,7 +286,7 @@ static const char *across(struct accel *a, struct accel *b)
 		writel(i * 2654435761u + 1, a->regs + MEMORY + i);
 		writel(0, b->regs + MEMORY + PEER_AT + i);
 	}
-	/* The memory around it must not change. */
+	/* The memory around the transferred words must not change. */
 	writel(0x600d, b->regs + MEMORY + PEER_AT - 4);
 	writel(0x600d, b->regs + MEMORY + PEER_AT + SMALL);
 	readl(b->regs + SCRATCH);
@@ -292,17 +296,17 @@ static const char *across(struct accel *a, struct accel *b)
 	wrong = transfer(a, at, 0, SMALL, TO_BUS, 0);
 	for (i = 0; !wrong && i < SMALL; i += 4)
 		if (readl(b->regs + MEMORY + PEER_AT + i) != i * 2654435761u + 1)
-			wrong = "the other device has other data";
+			wrong = "the data in the other device differ";
 	if (!wrong && (readl(b->regs + MEMORY + PEER_AT - 4) != 0x600d ||
 		       readl(b->regs + MEMORY + PEER_AT + SMALL) != 0x600d))
-		wrong = "memory around it has changed";
+		wrong = "memory around the buffer has changed";
 	for (i = 0; i < SMALL; i += 4)
 		writel(0, a->regs + MEMORY + i);
 	if (!wrong)
 		wrong = transfer(a, at, 0, SMALL, 0, 0);
 	for (i = 0; !wrong && i < SMALL; i += 4)
 		if (readl(a->regs + MEMORY + i) != i * 2654435761u + 1)
-			wrong = "the device has read other data";
+			wrong = "the device has read wrong data";
 	dma_unmap_resource(dev, at, SMALL, DMA_BIDIRECTIONAL, 0);
 	return wrong;
 }
@@ -316,7 +320,7 @@ static ssize_t peer_show(struct device *dev, struct device_attribute *attr, char
 	mutex_lock(&a->lock);
 	writel(~0u, a->regs + INT_ENABLE);
 	while ((other = pci_get_device(VENDOR, DEVICE, other))) {
-		/* Safe without locks, because tests bind and unbind one device at a time. */
+		/* No lock is needed, because tests bind and unbind one device at a time. */
 		if (other == a->pdev || !pci_get_drvdata(other))
 			continue;
 		wrong = across(a, pci_get_drvdata(other));
@@ -348,7 +352,7 @@ static ssize_t pound_show(struct device *dev, struct device_attribute *attr, cha
 static DEVICE_ATTR_RO(pound);
 
 /*
- * Resets the function and restores its state. Needs the device's lock, which the driver core holds
+ * Resets the function and restores its state. Takes the device's lock, which the driver core holds
  * on removal while it waits for this attribute.
  */
 static ssize_t reset_show(struct device *dev, struct device_attribute *attr, char *buf)

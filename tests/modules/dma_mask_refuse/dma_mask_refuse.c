@@ -4,9 +4,9 @@
  * DMA masks of more than `widest` bits are rejected for the devices of one PCI vendor. On x86,
  * which accepts every mask of 32 bits or more, drivers never see this error otherwise.
  *
- * All ways to set a mask end in the exported function dma_set_mask(). dma_set_mask_and_coherent(),
- * of which Rust drivers use an out-of-line copy, sets the coherent mask only after dma_set_mask()
- * succeeded.
+ * All functions that set a mask call the exported function dma_set_mask().
+ * dma_set_mask_and_coherent(), of which Rust drivers use an out-of-line copy, sets the coherent
+ * mask only after dma_set_mask() succeeded.
  */
 #include <linux/bitops.h>
 #include <linux/dma-mapping.h>
@@ -16,7 +16,7 @@
 
 static unsigned int vendor = 0x1cad;
 module_param(vendor, uint, 0444);
-MODULE_PARM_DESC(vendor, "PCI vendor ID of the devices concerned");
+MODULE_PARM_DESC(vendor, "PCI vendor ID of the devices whose masks are limited");
 
 static unsigned int widest;
 module_param(widest, uint, 0644);

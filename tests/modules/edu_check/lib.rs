@@ -28,7 +28,7 @@ const DEVICE: u16 = 0x11e8;
 
 /// Registers of BAR 0. Registers below [`DMA_FROM`] have 32 bits.
 const ID: usize = 0x00;
-/// Returns the inverse of the value written.
+/// Register that returns the inverse of the value written.
 const LIVENESS: usize = 0x04;
 const FACTORIAL: usize = 0x08;
 const STATUS: usize = 0x20;
@@ -43,23 +43,23 @@ const DMA_COMMAND: usize = 0x98;
 
 /// Value of [`ID`] without the version in \[31:16\].
 const ED: u32 = 0xed;
-/// Bits of [`STATUS`]: a factorial is being computed; its end raises an interrupt.
+/// Status bits: a factorial is being computed; the end of the computation raises an interrupt.
 const COMPUTING: u32 = 1;
 const TELLS: u32 = 0x80;
 /// Cause: a DMA transfer has ended.
 const DMA_OVER: u32 = 0x100;
-/// Bits of [`DMA_COMMAND`]: start; direction from the device to memory; interrupt at the end.
+/// Command bits: start; direction from the device to memory; interrupt at the end.
 const BEGIN: u32 = 1;
 const TO_MEMORY: u32 = 2;
 const DMA_TELLS: u32 = 4;
-/// Address of the device's own memory, and the number of bytes used here.
+/// Address of the device's own memory, and number of its bytes that the test uses.
 const OWN: u64 = 0x4_0000;
 const BYTES: usize = 4000;
 
 /// Maximum milliseconds until an interrupt.
 const PATIENCE_MS: i64 = 10_000;
 const STEP: Delta = Delta::from_millis(1);
-/// Time in which data in flight should arrive.
+/// Time within which data in flight should arrive.
 const LATER: Delta = Delta::from_millis(500);
 /// Number of reads of a register, each of which may take half a second.
 const TRIES: u32 = 10;
@@ -89,8 +89,8 @@ struct Edu<'a> {
 }
 
 impl Edu<'_> {
-    /// Reads a register that is never all ones. All ones mean that the answer was late, because the
-    /// device's host may be busy.
+    /// Reads a register whose value is never all ones. All ones mean that the answer was late,
+    /// because the device's host may be busy.
     fn read(&self, at: usize) -> Result<u32> {
         for _ in 0..TRIES {
             match self.bar.try_read32(at)? {
@@ -107,10 +107,10 @@ impl Edu<'_> {
     }
 
     fn registers(&self) -> Result {
-        check(self.read(ID)? & 0xffff == ED, "it is no edu")?;
+        check(self.read(ID)? & 0xffff == ED, "the ID register is not edu's")?;
         for value in [1, 0x1234_5678, u32::MAX - 1] {
             self.write(LIVENESS, value)?;
-            check(self.read(LIVENESS)? == !value, "it does not live")?;
+            check(self.read(LIVENESS)? == !value, "the liveness register is wrong")?;
         }
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Edu<'_> {
         self.vectors.handler().0.load(Relaxed)
     }
 
-    /// Waits for an interrupt beyond `before` with the given cause, and clears it.
+    /// Waits for an interrupt beyond the count `before` with the given cause, and clears the cause.
     fn rung(&self, before: u32, cause: u32, what: &str) -> Result {
         let start: Instant<Monotonic> = Instant::now();
         // Interrupts of other devices are counted too.
@@ -247,7 +247,7 @@ impl pci::Driver for Driver {
         edu.registers()?;
         edu.interrupts()?;
         edu.memory(pdev)?;
-        pr_info!("edu: all is as it should be\n");
+        pr_info!("edu: all checks passed\n");
         Ok(Data {
             _vectors: vectors,
             _enabled: enabled,
@@ -277,6 +277,6 @@ module! {
     type: EduCheck,
     name: "edu_check",
     authors: ["Extoll for Linux"],
-    description: "Test aid: a driver that looks at QEMU's edu",
+    description: "Test aid: a driver that checks QEMU's edu",
     license: "GPL v2",
 }

@@ -2,7 +2,8 @@
 
 //! Test aid: sockets (family 22) with a minimal data path of their own. Written data come back on
 //! the same socket after a delay, through a ring, a timer and a softirq. `guest/loop.py` compares
-//! them with sockets of TCP. This tests `kernel_ext::net::socket` without a NIC.
+//! these sockets with sockets of TCP. The module tests `kernel_ext::net::socket` without using a
+//! NIC for data.
 
 #![forbid(unsafe_code)]
 
@@ -60,8 +61,8 @@ impl auxiliary::Driver for Driver {
     }
 }
 
-/// In the order in which they are dropped: first no new sockets, then no paths that outlived their
-/// sockets.
+/// Parts of the module, in the order in which they are dropped. After the first two, no new sockets
+/// and no new NIC can appear. Then the paths are dropped that outlived their sockets.
 #[pin_data]
 struct Loops {
     #[pin]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Operations of the sockets whose data come back. TCP makes the connections.
+//! Operations of the sockets whose data come back. TCP establishes the connections.
 
 use crate::{
     path::{self, Path, RING},
@@ -30,7 +30,7 @@ const POLLERR: u32 = 0x8;
 const POLLHUP: u32 = 0x10;
 const POLLRDHUP: u32 = 0x2000;
 
-/// Level of the options below.
+/// Level of the socket options below.
 const LEVEL: i32 = 0x4c50;
 /// Set: delay of bytes in microseconds.
 const DELAY: i32 = 1;
@@ -38,7 +38,7 @@ const DELAY: i32 = 1;
 const FAIL: i32 = 2;
 /// Set: milliseconds that `connect` waits for a neighbour. The result is in `ROUTE`.
 const RESOLVE: i32 = 3;
-/// Read: route of the last `connect`, or of the connection (`OWN_ROUTE`).
+/// Read: route of the last `connect` (`ROUTE`), or of the connection (`OWN_ROUTE`).
 const ROUTE: i32 = 4;
 const OWN_ROUTE: i32 = 5;
 /// Read: state of TCP: received bytes, FIN received, `TCP_CORK` set.
@@ -62,8 +62,8 @@ struct Set {
     found: Result<Found>,
 }
 
-/// Description of a route in options: index, flags (of the NIC, up, plain, address known),
-/// addresses of the interface and of the neighbour, name.
+/// Description of a route in options: index of the interface; flags (belongs to a NIC, up, plain,
+/// address known); addresses of the interface and of the neighbour; name.
 type Found = [u8; 40];
 
 fn describe(route: &Route, resolve_ms: u32) -> Found {
@@ -130,7 +130,7 @@ fn fill(path: &Timed<Path>, msg: &mut Outgoing<'_>) -> Result<usize> {
     Ok(done)
 }
 
-/// Copies received bytes, starting `skip` bytes behind the first.
+/// Copies received bytes, without the first `skip` bytes.
 fn drain(
     path: &Timed<Path>,
     msg: &mut Incoming<'_>,
@@ -215,7 +215,7 @@ impl Data {
         let mut time = tcp.receiving(flags as u32 & MSG_DONTWAIT != 0);
         let mut got = 0;
         while got < len {
-            // Peeked bytes stay in the ring, so the next ones follow them.
+            // Peeked bytes stay in the ring. The next bytes to peek follow them.
             let skip = begin + if peek { got } else { 0 };
             let ready = time.until(|| {
                 let s = path.state();
@@ -275,7 +275,7 @@ impl Operations for Loop {
         let (data, tcp) = (sock.data(), sock.tcp());
         if let (Linger::Wait(time), false) = (tcp.linger(), is_exiting()) {
             let settled = || (!data.path.state().unsettled()).then_some(());
-            // The result of the wait does not matter.
+            // The result of the wait does not matter, because the connection is closed in any case.
             let _ = tcp.timeout(time).until(settled);
         }
         if data.set.lock().outlive {
@@ -304,7 +304,7 @@ impl Operations for Loop {
             (received && s.ended, POLLHUP),
             (s.ended || s.room() > 0, POLLOUT),
             (path.endpoint().has_error(), POLLERR),
-            // Only this bit of TCP's events, because there may be no connection.
+            // Only this bit of TCP's events is used, because there may be no connection.
             (tcp.poll_now(&table) & POLLERR != 0, POLLERR),
         ]
         .iter()

@@ -37,7 +37,7 @@ impl Drop for Late {
     }
 }
 
-/// Numbers of bytes modulo 2³²: `read` ≤ `visible` ≤ `written` ≤ `read` + ring.
+/// Byte counts modulo 2³². They satisfy `read` ≤ `visible` ≤ `written` ≤ `read` + ring.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct State {
     pub(crate) written: u32,
@@ -50,7 +50,7 @@ pub(crate) struct State {
     /// Error that the timer sets.
     fail: Option<Error>,
     delay_us: u32,
-    /// The socket was released.
+    /// True after the socket was released.
     released: bool,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Path {
     pub(crate) ring: PageList,
     #[pin]
     state: SpinLockIrq<State>,
-    /// Serialize writers and readers.
+    /// Lock that serialises writers and readers.
     #[pin]
     pub(crate) writer: Mutex<()>,
     #[pin]

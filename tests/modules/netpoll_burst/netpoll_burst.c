@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Test aid, never installed: sends frames by netpoll with interrupts disabled, like a kernel that
- * panics. Only netpoll itself can complete them during that time. Loading the module sends the
- * frames; `sent` is the number of frames sent before interrupts were enabled again.
+ * panics. During that time only netpoll itself can complete the frames. Loading the module sends
+ * the frames. The parameter `sent` is the number of frames sent before interrupts were enabled
+ * again.
  *
  * netpoll_send_skb() queues a frame for later if the queue does not open within a tick, which may
- * be too short in a virtual machine. The module therefore waits for the queue itself, in the same
- * way.
+ * be too short in a virtual machine. The module therefore waits for the queue before it sends a
+ * frame.
  */
 #include <linux/delay.h>
 #include <linux/etherdevice.h>
@@ -34,7 +35,7 @@ MODULE_PARM_DESC(to, "MAC address of the receiver");
 
 static unsigned int sent;
 module_param(sent, uint, 0444);
-MODULE_PARM_DESC(sent, "frames that went out with interrupts off (read only)");
+MODULE_PARM_DESC(sent, "number of frames sent while interrupts were disabled (read only)");
 
 /* Maximum time in microseconds for which the queue may be stopped. */
 #define PATIENCE 8000000

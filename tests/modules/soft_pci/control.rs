@@ -61,7 +61,8 @@ pub(crate) fn attach(
     Ok((bridge, soft))
 }
 
-/// Like [`attach`], with a second, adjacent window of the same kind. The PCI core would merge both.
+/// Creates a bridge with a second, adjacent window of the same kind. The PCI core would merge both
+/// windows.
 fn attach_two(
     parent: &Device<Bound>,
     cpu: u64,
@@ -147,7 +148,7 @@ impl Control {
             stats.coherent == usize::from(soft.kind.leaks),
             "coherent memory is left"
         );
-        // Only this function still holds the object and the pool.
+        // Only this function still holds the device and its pool, which are freed on return.
         Ok(())
     }
 

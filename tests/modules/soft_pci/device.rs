@@ -20,7 +20,7 @@ pub(crate) const BAR_BYTES: u64 = 0x4000;
 /// Offsets of the MSI-X table and the pending bits in BAR 0.
 pub(crate) const TABLE: u32 = 0x2000;
 const PENDING: u32 = 0x3000;
-/// Number of vectors, with MSI-X and with MSI.
+/// Number of interrupt vectors, with MSI-X and with MSI.
 pub(crate) const VECTORS: u32 = 8;
 /// Offsets of capabilities.
 const EXPRESS: usize = 0x40;
@@ -28,11 +28,12 @@ pub(crate) const MSI: usize = 0x80;
 const MSIX: usize = 0xa0;
 /// Address that the device writes to raise an interrupt.
 pub(crate) const DOORBELL: u64 = 0x12_3456_7000;
-/// Size of the memory for DMA, and its address for the device, beyond 32 bits.
+/// Size of the memory for DMA, and its address as seen by the device, which needs more than 32
+/// bits.
 pub(crate) const POOL_BYTES: usize = 1 << 20;
 pub(crate) const POOL_BASE: u64 = 0x34_0010_0000;
 
-/// Size of the configuration space that is not 0.
+/// Size of the used configuration space in bytes. The bytes behind it are 0.
 const BYTES: usize = 256;
 
 /// Configuration space, with a mask of writable bits.
@@ -74,13 +75,13 @@ impl Space {
         s.put(0x2c, 4, 0x0001_0000 | u32::from(VENDOR), 0);
         s.put(0x34, 1, EXPRESS as u32, 0);
         s.put(0x3c, 4, 0x010b, 0xff);
-        // An endpoint, version 2.
+        // PCI Express capability of an endpoint, version 2.
         s.put(EXPRESS, 4, 0x0002_0010 | (MSI as u32) << 8, 0);
         s.put(EXPRESS + 4, 4, 0x8000, 0);
         s.put(EXPRESS + 8, 4, 0x2010, 0xffff);
         s.put(EXPRESS + 0xc, 4, 0x11, 0);
         s.put(EXPRESS + 0x28, 4, 0, 0xffff);
-        // 8 messages, 64-bit addresses.
+        // MSI capability with 8 messages and 64-bit addresses.
         s.put(MSI, 4, 0x0086_0005 | (MSIX as u32) << 8, 0x0071_0000);
         s.put(MSI + 4, 4, 0, !3);
         s.put(MSI + 8, 4, 0, u32::MAX);
@@ -120,7 +121,7 @@ pub(crate) struct SoftDevice {
     #[pin]
     space: SpinLockIrq<KBox<Space>>,
     silent: AtomicFlag,
-    /// True until a driver is bound.
+    /// True until the first driver is bound.
     pub(crate) fresh: AtomicFlag,
     pub(crate) kind: Kind,
     pub(crate) memory: Arc<Contiguous>,

@@ -58,7 +58,7 @@ struct ResetEvents;
 
 impl ResetClient for ResetEvents {
     fn prepare_reset(_: &Arc<Self>, reachable: bool) {
-        check!(!reachable, "a lost device is said to be reachable");
+        check!(!reachable, "a lost device is reported as reachable");
         RECORD.notified.add(1, Relaxed);
     }
 }
@@ -67,7 +67,7 @@ impl ResetClient for ResetEvents {
 pub(crate) struct Data<'a> {
     pdev: &'a pci::Device<Bound>,
     _watch: Pin<KBox<ResetWatch<ResetEvents>>>,
-    /// Requested until removal.
+    /// Interrupt vectors, which are requested until removal.
     _vectors: Pin<KBox<Vectors<'a, Counter>>>,
     _mapping: SyncMapping<'a>,
     _words: DmaWords,
@@ -132,13 +132,13 @@ fn coherent(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
         soft.store(address + 48, &[0x5a])?;
         check!(
             words.read(6) == 0x5a,
-            "coherent memory does not show what the device wrote"
+            "coherent memory does not show a write by the device"
         );
         address
     };
     check!(
         seen(soft, address, 3 * PAGE)?.iter().all(|b| *b == 0),
-        "coherent memory is left as it was"
+        "freed coherent memory is not cleared"
     );
     Ok(())
 }
@@ -158,19 +158,19 @@ fn to_device(soft: &SoftDevice, pdev: &pci::Device<Bound>, first: usize, bytes: 
     );
     check!(
         Some(&seen(soft, address, bytes)?[..]) == want.get(part),
-        "the device sees something else"
+        "the device sees other bytes than were mapped"
     );
     // No other byte of the buffer is visible.
     if place % 2048 != 0 {
         check!(
             seen(soft, address - 1, 1)?[..] == [0],
-            "the device sees the byte before"
+            "the device sees the byte before the mapping"
         );
     }
     if (place + bytes) % 2048 != 0 {
         check!(
             seen(soft, address + bytes as u64, 1)?[..] == [0],
-            "the device sees the byte behind"
+            "the device sees the byte behind the mapping"
         );
     }
     mapping.to_cpu();
@@ -180,17 +180,17 @@ fn to_device(soft: &SoftDevice, pdev: &pci::Device<Bound>, first: usize, bytes: 
     mapping.to_device();
     check!(
         seen(soft, address, 1)?[..] == [0xee],
-        "the device does not see what was synchronised"
+        "the device does not see synchronised bytes"
     );
     soft.store(address, &[0x11])?;
     let back = mapping.end();
     check!(
         back.get(first) == Some(&0xee),
-        "what the device may not write came back"
+        "bytes that the device may not write were copied back"
     );
     check!(
         seen(soft, address, bytes)?.iter().all(|b| *b == 0),
-        "a mapping is left as it was"
+        "the memory of an ended mapping is not cleared"
     );
     Ok(())
 }
@@ -210,26 +210,26 @@ fn from_device(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     let bytes = mapping.bytes().ok_or(EIO)?;
     check!(
         bytes.get(7..10) == Some(&[1, 2, 3]),
-        "what the device wrote is not there"
+        "bytes that the device wrote are missing"
     );
     check!(
         bytes.get(6) == Some(&pattern(2, 106)),
-        "what the device left alone was changed"
+        "bytes that the device did not write have changed"
     );
     mapping.to_device();
     soft.store(address + 2799, &[9])?;
     let back = mapping.end();
     check!(
         back.get(107..110) == Some(&[1, 2, 3]),
-        "what the device wrote first is lost"
+        "the first bytes that the device wrote are lost"
     );
     check!(
         back.get(2899) == Some(&9),
-        "what the device wrote last is lost"
+        "the last byte that the device wrote is lost"
     );
     check!(
         back.get(2900) == Some(&pattern(2, 2900)),
-        "a byte behind was changed"
+        "a byte behind the mapping has changed"
     );
     Ok(())
 }
@@ -250,10 +250,10 @@ fn list(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
         let bytes = entry.dma_len() as usize;
         let found = seen(soft, entry.dma_address(), bytes)?;
         let right = found.iter().zip(at..).all(|(b, n)| *b == pattern(3, n));
-        check!(right, "the device sees something else in a list");
+        check!(right, "the device sees other bytes in a list");
         at += bytes;
     }
-    check!(at == 5 * PAGE, "a list has not all bytes");
+    check!(at == 5 * PAGE, "a list lacks bytes");
     check!(soft.pool.stats().mapped > 0, "a list is not mapped");
     Ok(())
 }
@@ -276,14 +276,14 @@ fn full(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
             break EIO;
         }
     };
-    check!(failed == ENOMEM, "a full pool is not full");
+    check!(failed == ENOMEM, "a full pool accepts a mapping");
     check!(
         mappings.len() + 2 > POOL_BYTES / bytes,
         "the pool is full too early"
     );
     check!(
         soft.pool.stats().full > before.full,
-        "a full pool is not counted"
+        "the error of a full pool is not counted"
     );
     for (n, mapping) in mappings.iter().enumerate() {
         // Each mapping has separate memory.
@@ -292,14 +292,14 @@ fn full(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     for (n, mapping) in mappings.iter().enumerate() {
         check!(
             seen(soft, mapping.address(), 1)?[..] == [n as u8],
-            "two mappings in one place"
+            "two mappings share memory"
         );
     }
     drop(mappings);
-    check!(soft.pool.stats().used == before.used, "slots are lost");
+    check!(soft.pool.stats().used == before.used, "slots of ended mappings are lost");
     check!(
         soft.pool.stats().most > before.used,
-        "the most of slots is not noted"
+        "the maximum number of used slots is wrong"
     );
     Ok(())
 }
@@ -317,12 +317,12 @@ fn registers(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     check!(config.try_read8(PIN)? == 0, "there is an interrupt pin");
     check!(pdev.resource_len(0)? == BAR_BYTES, "BAR 0 has another size");
     if !soft.kind.ram {
-        // Without memory, it can only be claimed.
+        // Without memory behind it, the BAR can only be claimed.
         return Region::claim(pdev, 0, c"soft_pci").map(drop);
     }
     let bar = pdev.iomap_region(0, c"soft_pci")?;
     bar.try_write32(0x1234_5678, 8)?;
-    check!(bar.try_read32(8)? == 0x1234_5678, "BAR 0 is no memory");
+    check!(bar.try_read32(8)? == 0x1234_5678, "BAR 0 does not keep a value");
     Ok(())
 }
 
@@ -386,7 +386,8 @@ impl pci::Driver for Driver {
         let enabled = Enabled::new(pdev)?;
         registers(&soft, pdev)?;
         let bound = pdev.as_ref();
-        // A later driver finds the masks set by an earlier one.
+        // Only the first driver can test small masks, because a later driver finds the masks that
+        // an earlier driver set.
         if soft.fresh.xchg(false, Full) {
             let refused = soft.pool.stats().refused;
             let early = SyncMapping::new(bound, filled(0, 8)?, 0..8, DataDirection::ToDevice);
@@ -396,7 +397,7 @@ impl pci::Driver for Driver {
             );
             check!(
                 soft.pool.stats().refused > refused,
-                "what was refused is not counted"
+                "the rejected mapping is not counted"
             );
         }
         enabled.set_dma_mask(pdev)?;

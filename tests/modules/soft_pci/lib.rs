@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Test aid: a PCI device in software behind a bridge of `kernel_ext::pci_host`, and its driver,
-//! which checks that it behaves like any PCI device. `hole` is the address of reserved memory for
-//! its BAR. With `nic`, each bound NIC has such a bridge.
+//! which checks that the device behaves like any PCI device. The parameter `hole` is the address of
+//! reserved memory for its BAR. With the parameter `nic`, each bound NIC has such a bridge.
 
 #![forbid(unsafe_code)]
 
@@ -92,7 +92,7 @@ fn files(control: &Arc<Control>) -> Result<Dir<Control>> {
     Ok(dir)
 }
 
-/// In the order in which they are dropped.
+/// Parts of the module, in the order in which they are dropped.
 #[pin_data]
 struct SoftPci {
     _files: Dir<Control>,

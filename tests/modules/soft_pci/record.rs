@@ -12,7 +12,7 @@ use kernel::{
 pub(crate) struct Record {
     /// Number of probes.
     pub(crate) probed: Atomic<u32>,
-    /// Number of failed checks; the log contains them.
+    /// Number of failed checks. The log describes each of them.
     pub(crate) failed: Atomic<u32>,
     /// Number of checks.
     pub(crate) checked: Atomic<u32>,

@@ -236,7 +236,8 @@ pub fn nlps(lab: &Lab, node: usize, want: &[(u32, u64)]) -> Result<()> {
 }
 
 /// Registered memory permits only the access for which it was registered, and only to its own
-/// bytes. Violations are reported to the end that caused them.
+/// bytes. The origin of a rejected read gets an error. The port of the target is notified of a
+/// rejected write.
 fn protection(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let there = offer(lab, "pages", 64 << 10, "r", 5)?;

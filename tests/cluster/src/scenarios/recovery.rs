@@ -64,7 +64,7 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     std::thread::scope(|scope| {
         let data = scope.spawn(|| both_ways(lab, volume(8, 32), Duration::from_secs(200)));
-        // Traffic that continues after all data have arrived.
+        // This traffic continues after all data have arrived.
         let load = lab.spawn(0, "ping -q -i 0.05 -s 3000 -w 150 node1")?;
         let lose = |(ring, number): &(&str, u32)| lose_one(lab, ring, *number);
         let result = RINGS.iter().chain(&RINGS).try_for_each(lose);
@@ -74,8 +74,8 @@ fn lost_under_traffic(lab: &Lab) -> Result<()> {
         load.stop();
         result.and(data)
     })?;
-    // Enough messages for the system notification queue to wrap. The old entry in a hole must not
-    // be taken for a new one.
+    // Sends enough messages for the system notification queue to wrap. The driver must not mistake
+    // the old entry in a hole for a new entry.
     pings(lab, 1000, "-i 0.002 -s 40")?;
     pings(lab, 50, "-i 0.02 -s 3000")?;
     for ((ring, number), before) in RINGS.iter().zip(before) {
@@ -106,7 +106,7 @@ fn lost_when_idle(lab: &Lab) -> Result<()> {
 
 fn lost_in_silence(lab: &Lab) -> Result<()> {
     for (ring, size, number) in [("velo", 40, 19), ("rma", 3000, 20)] {
-        // Resolves the address first, so that exactly one frame is sent and none repeated.
+        // Resolves the address first, so that the ping sends exactly one frame and repeats none.
         node(lab, 0).one_ping("-s 3000")?;
         std::thread::sleep(Duration::from_secs(1));
         let before = reason(lab, 1, number)?;
@@ -118,7 +118,7 @@ fn lost_in_silence(lab: &Lab) -> Result<()> {
         })?;
         pings(lab, 3, &format!("-i 0.2 -s {size}"))?;
     }
-    // The message arrived, but its notification was lost.
+    // The message arrived, but its notification is lost.
     std::thread::sleep(Duration::from_secs(1));
     let before = reason(lab, 1, 21)?;
     lab.fault(&["dma-fault", "1", "--ring", "snq"])?;
@@ -184,8 +184,8 @@ fn registers_hang(lab: &Lab) -> Result<()> {
 /// The kernel's report of a transmit time-out, which the scenario provokes.
 const WATCHDOG: &str = "NETDEV WATCHDOG";
 
-/// When the NIC stops accepting messages, the watchdog gives up the frames, and the interface works
-/// after the fault.
+/// When the NIC stops accepting messages, the watchdog gives up the frames. The interface works
+/// again after the end of the fault.
 fn watchdog(lab: &Lab) -> Result<()> {
     node(lab, 0).one_ping("")?;
     let before = (
@@ -194,8 +194,8 @@ fn watchdog(lab: &Lab) -> Result<()> {
         reason(lab, 0, 12)?,
     );
     lab.fault(&["stuck", "0"])?;
-    // Small frames are sent as messages. The queue stops with 255 of them not accepted, and eight
-    // seconds later the watchdog fires.
+    // Small frames are sent as messages. The queue stops when 255 of them are not accepted, and the
+    // watchdog fires eight seconds later.
     let load = lab.spawn(0, "ping -q -f -s 20 -w 60 node1")?;
     let fired = lab.until("the watchdog fires", PATIENCE, |l| {
         Ok(node(l, 0).ethtool("tx_watchdog")? > before.0)
@@ -243,7 +243,7 @@ fn retry_without_end(lab: &Lab) -> Result<()> {
     fetch.stop();
     given_up?;
     // Ports that were opened again count from zero. exn opens its ports again when the peer sends
-    // but does not answer.
+    // frames but does not answer.
     let counted = if restarts()? > before.2 { 0 } else { before.1 };
     ensure!(
         node(lab, 0).port_counter("lost")? > counted,
@@ -258,7 +258,7 @@ fn retry_without_end(lab: &Lab) -> Result<()> {
 /// fabric (HW §9.3). The driver must not give up any packet.
 fn held_up(lab: &Lab) -> Result<()> {
     const HELD: Duration = Duration::from_millis(2500);
-    // The driver gives up after five seconds.
+    // Maximum duration of the fault, because the driver gives up after five seconds.
     const AT_MOST: Duration = Duration::from_millis(4500);
     for _ in 0..4 {
         node(lab, 0).one_ping("")?;
@@ -302,13 +302,13 @@ fn reload(lab: &Lab, number: usize, small: bool) -> Result<()> {
     Ok(())
 }
 
-/// With slots of 64 bytes, messages occupy one to three slots, on one node or on both. Lost slots
+/// With slots of 64 bytes on one node or on both, messages occupy one to three slots. Lost slots
 /// are skipped.
 fn small_slots(lab: &Lab) -> Result<()> {
     for node in [1, 0] {
         reload(lab, node, true)?;
         ping_sizes(lab)?;
-        // Frames of many messages.
+        // Frames consist of many messages.
         for node in 0..2 {
             lab.ok(node, "ethtool --set-tunable exn0 tx-copybreak 9000")?;
         }
@@ -318,8 +318,8 @@ fn small_slots(lab: &Lab) -> Result<()> {
             lab.ok(node, "ethtool --set-tunable exn0 tx-copybreak 120")?;
         }
     }
-    // An echo request of 98 bytes occupies two slots. The first, the second, or both are lost; the
-    // next requests must arrive.
+    // An echo request of 98 bytes occupies two slots. The first slot, the second slot or both are
+    // lost. The next requests must arrive.
     for slot in [&["--slot", "0"][..], &["--slot", "1"], &[]] {
         let before = (reason(lab, 1, 19)?, reason(lab, 1, 7)?);
         let load = lab.spawn(0, "ping -q -i 0.05 -w 60 node1")?;
@@ -343,9 +343,9 @@ fn small_slots(lab: &Lab) -> Result<()> {
     pings(lab, 5, "-i 0.02")
 }
 
-/// Traffic survives a lack of memory. Page cache fills the memory of node 1 and the kernel keeps
-/// hardly any free. Buffers for long frames need many consecutive pages without waiting, so their
-/// allocation often fails.
+/// Traffic survives a lack of memory. Page cache fills the memory of node 1, and the kernel keeps
+/// hardly any memory free. Buffers for long frames need many consecutive pages without waiting, so
+/// their allocation often fails.
 fn memory_pressure(lab: &Lab) -> Result<()> {
     let counters = [
         "rx_rdv_deferred",

@@ -101,8 +101,8 @@ fn bind_in_vain(lab: &Lab) -> Result<()> {
     })
 }
 
-/// A host without the DMA masks, or with the smaller one only. The module `dma_mask_refuse`
-/// simulates it.
+/// The module `dma_mask_refuse` simulates a host that permits neither DMA mask, or only the smaller
+/// mask.
 fn dma_mask(lab: &Lab) -> Result<()> {
     const BIND: &str = "echo $dev >/sys/bus/pci/drivers/extoll/bind";
     const UNBIND: &str = "echo $dev >/sys/bus/pci/drivers/extoll/unbind";
@@ -140,7 +140,7 @@ fn dma_mask(lab: &Lab) -> Result<()> {
         "{refused} masks refused in {TRIES} attempts with two masks each"
     );
 
-    // 32 bits are sufficient.
+    // A mask of 32 bits is sufficient.
     lab.ok(1, "echo 32 >/sys/module/dma_mask_refuse/parameters/widest")?;
     sh(lab, BIND)?;
     ensure!(
@@ -178,13 +178,13 @@ fn pci_identity(lab: &Lab) -> Result<()> {
         ),
     ];
     let restart = |fields: &str| -> Result<()> {
-        // Checked first, because a leak is lost with the node's power.
+        // Leaks are searched first, because they are lost when the node loses its power.
         lab.assert_no_leaks()?;
         lab.fault(&["power-off", "1"])?;
         lab.fault(&["pci", "1", &format!("{{{fields}}}")])?;
         lab.fault(&["power-on", "1"]).map(drop)
     };
-    // The restart also reverts the change of the previous case.
+    // The restart for the next case also reverts the change of the previous case.
     let mut before = String::new();
     for (bad, good, number, text) in cases {
         restart(&format!("{before}{bad}"))?;
@@ -249,7 +249,8 @@ fn parameters(lab: &Lab) -> Result<()> {
         ("af_extl", "protocol=262", "257 to 261"),
     ] {
         let mark = lab.log_mark(0)?;
-        // Tunables of extoll are checked when they are written, those of others when they are loaded.
+        // Tunables of extoll are checked when they are written, those of other modules when the
+        // modules are loaded.
         let command = match (module, parameter.starts_with("extoll.")) {
             ("extoll", true) => modules::modprobe("extoll_bench", parameter),
             ("extoll", false) => format!("modprobe extoll {parameter}"),

@@ -1,6 +1,6 @@
-//! Many regions, regions with unaligned ends, memory prepared in advance, and limits on the
-//! resources that a user's memory costs the driver. `extoll_bench` and `guest/bounds.py` do the
-//! work.
+//! Many regions, regions with unaligned ends, regions that are prepared in advance, and limits on
+//! the driver's resources that a user's regions may occupy. `extoll_bench` and `guest/bounds.py` do
+//! the work.
 
 use super::expected::{OF_INPUT, REFUSED, REVOKED};
 use super::memory::{begin, end, expect, nlps, offer_with, try_page, NO_TRANSLATION};
@@ -27,8 +27,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// A region may begin and end within pages. Peers reach it by the NLA of its first byte. They also
-/// reach the remainder of its pages, but nothing beyond.
+/// A region may begin and end within pages. Peers reach the region by the NLA of its first byte.
+/// They also reach the remainder of its pages, but nothing beyond these pages.
 fn bytes(lab: &Lab) -> Result<()> {
     const FIRST: u64 = 1000;
     const LEN: u64 = 9000;
@@ -58,12 +58,12 @@ fn bytes(lab: &Lab) -> Result<()> {
             expect(&r, "result", "ok")?;
             expect(&r, "mismatch", "none")?;
         }
-        // The whole pages are exposed, because the NIC knows only pages.
+        // Whole pages are exposed, because the NIC translates whole pages only.
         for (offset, len) in [(0, FIRST), (FIRST + LEN, 12288 - FIRST - LEN)] {
             expect(&get(offset, len)?, "result", "ok")?;
         }
         try_page(lab, "get", &page, "offset=12288", NO_TRANSLATION)?;
-        // Local memory with the same offset.
+        // Sends local memory that starts at the same offset within a page.
         let put = |len: u64| {
             let local = format!("kind={kind} bytes=12288 first={FIRST} len={len}");
             lab.raw(0, &format!("copy dir=put {local} {} seed=77", there.words))
@@ -95,9 +95,9 @@ fn gone(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Regions can be ended one by one, all at once, and by dropping them in atomic context. Ending
-/// many at once needs one request to the NIC. Memory is released after a pause of 2 ms, in which
-/// writes that a unit has begun arrive. Ending many at once waits only once.
+/// Regions can be ended one by one, all at once, and by dropping them in atomic context. Ending all
+/// regions at once needs one request to the NIC. Memory is released after a pause of 2 ms, in which
+/// writes arrive that a unit has begun. Ending all regions at once has only one such pause.
 fn many(lab: &Lab) -> Result<()> {
     const COUNT: u64 = 400;
     begin(lab)?;
@@ -113,16 +113,17 @@ fn many(lab: &Lab) -> Result<()> {
         micros >= PAUSE_US,
         "{COUNT} regions in {micros} µs, all at once"
     );
-    // One request, and one for each table that is added or removed.
+    // The end of all regions needs one request, and one request for each table that is added or
+    // removed.
     ensure!((1..=4).contains(&all), "{all} requests for all regions");
     let (some, _) = questions(lab, &format!("count={COUNT} how=drop"))?;
-    // The worker ends the regions that are dropped when it starts.
+    // The worker ends all regions that have been dropped when it starts.
     ensure!((1..each).contains(&some), "drop: {some} requests");
     end(lab)
 }
 
-/// A reserve of regions can be used in atomic context, up to its size. A further request fails and
-/// is counted.
+/// A reserve of regions can be used in atomic context, up to its size. A request beyond its size
+/// fails and is counted.
 fn reserve(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let node = node(lab, 0);
@@ -140,8 +141,8 @@ fn reserve(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// Buffers that are registered in advance can be taken and returned in atomic context, and are
-/// released with the last one.
+/// Buffers that are registered in advance can be claimed and returned in atomic context. They are
+/// released when the last handle is dropped.
 fn buffers(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let node = node(lab, 0);
@@ -152,14 +153,14 @@ fn buffers(lab: &Lab) -> Result<()> {
         expect(&r, "taken", &(inflight * count).to_string())?;
         gone(lab)?;
     }
-    // Each round takes all buffers and one more, which fails.
+    // Each round claims all buffers. Claiming one more buffer fails.
     let exhausted = node.atu("pool_exhausted")? - before;
     ensure!(exhausted == 3 + 20 + 5, "{exhausted} were counted");
     end(lab)
 }
 
-/// By default the NIC gets pages of 4 KiB only, like with the vendor's driver, even for memory that
-/// could use larger ones.
+/// By default the NIC gets pages of 4 KiB only, even for memory that could use larger pages. The
+/// vendor's driver does the same.
 fn small_pages(lab: &Lab) -> Result<()> {
     begin(lab)?;
     for node in 0..2 {
@@ -198,8 +199,8 @@ fn addresses_rest(lab: &Lab) -> Result<()> {
         seen.insert(used()?);
     }
     let (now, took) = (node(lab, 1).atu("ranges_resting")?, start.elapsed());
-    // All NLAs differ and the same number of ranges is held off for each, unless a slow kernel took
-    // longer than the hold-off time.
+    // All NLAs differ, and each region holds off the same number of ranges, unless a slow kernel
+    // took longer than the hold-off time.
     ensure!(
         took >= REST || seen.len() == 1 + TIMES,
         "given out again: {seen:?}"
@@ -212,7 +213,7 @@ fn addresses_rest(lab: &Lab) -> Result<()> {
 }
 
 /// A user who registers much memory but keeps only one page of each GiB reaches a limit. The user's
-/// existing tables stay usable. Other users are not affected, nor are privileged ones.
+/// existing tables stay usable. The limit affects neither other users nor privileged users.
 fn tables_of_users(lab: &Lab) -> Result<()> {
     install(lab)?;
     let result = sparse(lab, USER, 2).and_then(|()| sparse(lab, 0, 3));
@@ -221,8 +222,8 @@ fn tables_of_users(lab: &Lab) -> Result<()> {
     nothing_left(lab, 0)
 }
 
-/// Repeats the test until it was fast enough. Each attempt starts with an NLA space without holes,
-/// because kept pages would fill holes first.
+/// Repeats the test until an attempt was fast enough. Each attempt starts with an NLA space without
+/// holes, because kept pages would fill holes first.
 fn sparse(lab: &Lab, user: u32, tables: u64) -> Result<()> {
     for _ in 0..3 {
         node(lab, 0).reload(extoll("tables_per_user=2"))?;

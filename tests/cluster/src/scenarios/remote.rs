@@ -1,5 +1,5 @@
-//! Functions of the base driver that remote PCI uses: batches of register accesses to other nodes,
-//! also with locks held; windows and targets; interrupts by other nodes.
+//! Functions of the base driver that Device Lending uses: batches of register accesses to other
+//! nodes, also with locks held; windows and targets; interrupts raised by other nodes.
 
 use super::expected::{NOTHING_THERE, REFUSED};
 use super::node::{extoll, node, value};
@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-/// Stores to the window take two milliseconds to reach the SMFU, and a target base of 0 means
-/// address 0.
+/// Two nodes on which stores to the window take two milliseconds to reach the SMFU. A target base
+/// of 0 means address 0 there.
 const UNKIND_WINDOW: Spec = Spec::pair().emulator(&[
     "--nic-option=smfu-store-ns=2000000",
     "--nic-option=smfu-zero-base=address",
@@ -72,7 +72,7 @@ fn rra_atomic(lab: &Lab) -> Result<()> {
         node(lab, 0).reason(RRA_TIMEOUT)? == before + 1,
         "not counted"
     );
-    // A longer time-out is shortened, because a CPU must not be blocked that long.
+    // A longer time-out is shortened, because a CPU must not be blocked for ten seconds.
     let command = "rra node=77 offset=0x8008 wait=atomic timeout_us=10000000";
     let script = format!("exec 3<>/dev/extoll_bench; printf %s '{command}' >&3; cat <&3; true");
     let text = lab.ok_for(0, &script, Duration::from_secs(60))?;
@@ -101,7 +101,7 @@ fn in_time(lab: &Lab, command: &str) -> Result<Answer> {
 /// Only requests to a node that does not answer fail.
 fn rra_batch(lab: &Lab) -> Result<()> {
     bench(lab)?;
-    // The MSI-X table, which is plain memory.
+    // The accessed registers are the MSI-X table, which behaves like memory.
     for wait in ["", " wait=atomic"] {
         for count in [1, 2, 8] {
             let command =
@@ -114,14 +114,14 @@ fn rra_batch(lab: &Lab) -> Result<()> {
             format!("rra op=batch node=1 value=77 offset=0x6000 count=8 timeout_us=50000{wait}");
         let got = lab.raw(0, &command)?;
         ensure!(number_of(&got, "wrong")? == 0, "{got:?}");
-        // Writes to an absent node are sent. Its reads are not answered.
+        // Writes to an absent node count as sent. Reads from it are not answered.
         ensure!(number_of(&got, "failed")? == 4, "{got:?}");
     }
     Ok(())
 }
 
-/// An opened target receives stores, an invalid one is rejected, and no store arrives after it was
-/// closed.
+/// An open target receives stores. An invalid target is rejected. No store arrives after a target
+/// was closed.
 fn smfu_target(lab: &Lab) -> Result<()> {
     bench(lab)?;
     thread::scope(|scope| -> Result<()> {
@@ -148,7 +148,7 @@ fn smfu_target(lab: &Lab) -> Result<()> {
         ensure!(number_of(&got, "after")? == 0, "it was not closed: {got:?}");
         Ok(())
     })?;
-    // A window that is aligned to its size, behind one that is not.
+    // Opens a window that is aligned to its size, behind a window that is not aligned.
     let park = "smfu op=park node=1 bytes=4096";
     lab.raw(0, park)?;
     let got = lab.raw(0, "smfu op=read node=1 bytes=0x100000 natural=1")?;
@@ -161,7 +161,7 @@ fn smfu_target(lab: &Lab) -> Result<()> {
     node(lab, 0).address_back()
 }
 
-/// Node 0 stores `count` times to an interval of node 1 that means interrupts.
+/// Node 0 stores `count` times to an interval of node 1. Each store raises an interrupt.
 fn knock(lab: &Lab, count: u32) -> Result<()> {
     for n in 0..count {
         lab.raw(
@@ -188,7 +188,7 @@ fn message_interrupts(lab: &Lab) -> Result<()> {
             thread::sleep(Duration::from_millis(1500));
             knock(lab, 20)?;
             let got = listener.join().expect("no panic")?;
-            // Interrupts of the queue may be counted as `calls` too. Only `sure` counts stores.
+            // The counter `calls` may include interrupts of the queue. Only `sure` counts stores.
             let sure = number_of(&got, "sure")?;
             ensure!((least..=most).contains(&sure), "limit {limit}: {got:?}");
             Ok(())
@@ -231,7 +231,7 @@ fn storm(lab: &Lab, before: u64) -> Result<()> {
         knock(l, 1)?;
         Ok(node(l, 1).reason(MESSAGE)? > heard)
     })?;
-    // Interrupts in quick succession merge, so there are pauses between the stores. They are
+    // Interrupts in quick succession merge, so there are pauses between the stores. The stores are
     // repeated until the driver has counted more interrupts than it permits in a tenth of a second.
     lab.until("the storm was detected", PATIENCE, |l| {
         l.raw(
@@ -253,7 +253,8 @@ fn storm(lab: &Lab, before: u64) -> Result<()> {
     Ok(())
 }
 
-/// With only the vendor's events, link changes raise no event, so the driver polls the links.
+/// The mask contains only the vendor's events. A link change then raises no event, so the driver
+/// polls the links.
 fn vendor_events(lab: &Lab) -> Result<()> {
     node(lab, 0).reload(extoll("extoll.vendor_events=1"))?;
     lab.until("the mask is the vendor's", PATIENCE, |lab| {
@@ -287,7 +288,8 @@ fn interval_reuse(lab: &Lab) -> Result<()> {
             0,
             &format!("smfu op=reuse node=1 offset=64 value={number} {place}"),
         )?;
-        // The same interval now leads to another target, which must not receive the earlier store.
+        // The same interval leads to another target after the store. That target must not receive
+        // the store.
         lab.raw(
             0,
             &format!("smfu op=write node=0 offset=128 value=1 {place}"),
@@ -300,8 +302,8 @@ fn interval_reuse(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// No base register contains 0, whose meaning is unknown. All contain the address of the exported
-/// memory, or an unoccupied address.
+/// No base register contains 0, because the meaning of 0 is unknown. All base registers contain the
+/// address of the exported memory or an unoccupied address.
 fn target_bases(lab: &Lab) -> Result<()> {
     bench(lab)?;
     let files = "/sys/bus/pci/drivers/extoll/0000:*/extoll_rf";
@@ -320,7 +322,7 @@ fn target_bases(lab: &Lab) -> Result<()> {
         "{default:#x}, {all:x?}"
     );
     ensure!(all.iter().all(|b| *b == exported), "{all:x?}");
-    // Through intervals and without, the exported memory is reached.
+    // The exported memory is reachable through intervals and by the default base.
     for place in ["interval=3", "interval=62"] {
         lab.raw(
             0,

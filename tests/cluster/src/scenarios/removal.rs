@@ -112,7 +112,7 @@ fn once(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         prepare(lab, node)?;
     }
-    // Started before the load, under which an interpreter may need a minute to start.
+    // The process starts before the load, under which an interpreter may need a minute to start.
     lab.ok(VICTIM, "rm -f /tmp/ready")?;
     let sleeper = lab.spawn(VICTIM, &uapi::line("asleep /tmp/ready"))?;
     node(lab, VICTIM).until_file("/tmp/ready")?;
@@ -139,8 +139,8 @@ fn once(lab: &Lab) -> Result<()> {
     }
     for flow in &mut running {
         let out = flow.running.take().context("ended before")?.wait(SOON)?;
-        // A user program whose own NIC was removed may end with that error. Wrong data and missed
-        // deadlines are failures.
+        // A user program whose own NIC was removed may end with the error of a removed NIC. Wrong
+        // data and missed deadlines are failures.
         let told = flow.kind == Kind::User && out.stderr.contains("the NIC is gone");
         ensure!(out.status == 0 || told, "{}: {out:?}", flow.log());
     }
@@ -218,8 +218,8 @@ fn reset_once(lab: &Lab) -> Result<()> {
     let log = lab.log_since(&mark)?;
     ensure!(log.contains("reason 38: device reset"), "{log}");
     victim.back()?;
-    // The peer may still have announced frames that the NIC has lost. It announces few other frames
-    // until it gives these up.
+    // The peer may still wait for the GET of frames whose announcements the NIC has lost. It
+    // announces few other frames until it gives these frames up.
     lab.until("announced frames are fetched", PATIENCE, |_| {
         victim.is_so("ping -q -c 5 -i 0.02 -W 1 -s 3000 node0 | grep -q ' 5 received'")
     })?;
@@ -253,7 +253,7 @@ fn pci_error(lab: &Lab) -> Result<()> {
         victim.pings(20, "-i 0.02 -s 3000")?;
     }
     lab.ok(VICTIM, "rm -f /tmp/ready /tmp/go")?;
-    // A process of root, which alone may open all files.
+    // The process runs as root, because only root may open all files.
     let mapped = lab.spawn(
         VICTIM,
         "exec python3 /tmp/guest/uapi.py unreachable /tmp/ready /tmp/go",
@@ -303,7 +303,7 @@ fn begins_anew(lab: &Lab, command: &str, reason: &str) -> Result<()> {
 /// driver. The driver recovers.
 fn lost_registers(lab: &Lab) -> Result<()> {
     let dev = node(lab, VICTIM).pci()?;
-    // The queue is stopped first, because it would write to address 0.
+    // The system notification queue is stopped first, because it would write to address 0.
     let command = format!(
         "cd /sys/bus/pci/devices/{dev}/extoll_rf && echo 0 >extoll_rf_snq_rf_execute_raw && echo 0 >extoll_rf_snq_rf_queue_balt_raw"
     );

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Maximum time in which a flow must make progress or fail, with eight nodes on few CPUs.
 const SOON: Duration = Duration::from_secs(90);
-/// Milliseconds: deadline of operations, and the excess permitted on a busy host.
+/// Deadline of operations in ms, and excess in ms that is permitted on a busy host.
 pub(super) const DEADLINE: u64 = 3000;
 pub(super) const SLACK: u64 = 20_000;
 
@@ -44,7 +44,7 @@ const FLOWS: [(Kind, usize, usize); 10] = [
     (Kind::Kernel, 6, 7),
     (Kind::Tcp, 5, 7),
 ];
-/// Number of the node that loses its power, and of the node whose NIC freezes.
+/// Numbers of the node that loses its power and of the node whose NIC freezes.
 const VICTIM: usize = 7;
 const FROZEN: usize = 2;
 
@@ -62,7 +62,7 @@ impl Flow {
         Self::start_as(lab, what, "")
     }
 
-    /// Like [`Flow::start`], with `user` in front of the commands of both sides.
+    /// Starts the flow with `user` in front of the commands of both sides.
     pub(super) fn start_as(
         lab: &Lab,
         (kind, from, to): (Kind, usize, usize),
@@ -161,7 +161,7 @@ fn get_on(
     waited.with_context(|| format!("{names:?}"))
 }
 
-/// Period in which a flow works.
+/// Period in which a flow must complete operations without a failure.
 struct Stretch {
     from: BTreeMap<String, u64>,
 }
@@ -216,7 +216,9 @@ pub(super) fn work(lab: &Lab, flows: &[Flow], n: u64, which: impl Fn(&Flow) -> b
     waited.with_context(|| format!("{names:#?}"))
 }
 
-/// See the module description.
+/// Cuts a cable, freezes a NIC and switches a node off, one after the other, under traffic. Flows
+/// that need the broken part fail in time, all other flows continue, and all flows work after the
+/// repair.
 pub fn under_faults(lab: &Lab) -> Result<()> {
     let nodes = lab.spec().nodes;
     for node in 0..nodes {
@@ -249,7 +251,7 @@ pub fn under_faults(lab: &Lab) -> Result<()> {
     finish(lab, &mut flows)?;
     survivors(lab, |n| n != VICTIM)?;
 
-    // The same flows with the node back.
+    // Starts the same flows again after the node has returned.
     lab.fault(&["power-on", &VICTIM.to_string()])?;
     prepare(lab, VICTIM)?;
     for node in (0..nodes).filter(|n| *n != VICTIM) {

@@ -16,9 +16,9 @@ const LONG: Duration = Duration::from_secs(240);
 /// User ID of the unprivileged user.
 pub(super) const USER: u32 = 65534;
 
-/// Two nodes whose units hold all messages of a scenario for full queues until they are released,
-/// and never reject one because a queue is full. Otherwise the library would give up after five
-/// seconds of rejections.
+/// Two nodes whose units hold all messages for full queues until they are released, and never
+/// reject a message because a queue is full. With rejections, the library would give up after five
+/// seconds.
 const ROOMY: Spec = Spec::pair().emulator(&[
     "--nic-option=hold-buffer-bytes=67108864",
     "--nic-option=hold-timeout-unit-ns=4000000000",
@@ -193,7 +193,7 @@ fn full_queues(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A process on node 1 that offers memory, with its offer.
+/// A process on node 1 that offers memory, and the text of its offer.
 struct Server {
     running: Running,
     offer: String,
@@ -214,7 +214,7 @@ impl Server {
         Ok(Self { running, offer })
     }
 
-    /// Runs a command with the offer.
+    /// Runs a command of `guest/uapi.py` on a node, with the offer as its last argument.
     fn meet(&self, lab: &Lab, node: usize, uid: u32, command: &str) -> Result<()> {
         let script = format!(
             "ulimit -l 8192; exec python3 /tmp/guest/uapi.py --user {uid} {command} '{}'",
@@ -254,9 +254,9 @@ fn between(lab: &Lab) -> Result<()> {
     server.end(lab, result)
 }
 
-/// Other users' processes, and other processes of the same user, can't access a process's memory,
-/// locks or queues with wrong keys, from the same node or another. Correct commands of the same
-/// user succeed.
+/// Without the right keys, neither other users' processes nor other processes of the same user can
+/// access a process's memory, locks or queues, on the same node or another. Correct commands of the
+/// same user succeed.
 fn other_users(lab: &Lab) -> Result<()> {
     for node in [0, 1] {
         let server = Server::start(lab, USER - 1)?;
@@ -273,10 +273,10 @@ fn other_users(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Maximum interrupts per second and port in this test; every host reaches it.
+/// Maximum interrupts per second and port in this test. Every host reaches this rate.
 const STORM_LIMIT: u64 = 50;
 
-/// A process that interrupts itself without end is throttled, and others are not.
+/// A process that interrupts itself without end is throttled. Other processes are not throttled.
 fn storm(lab: &Lab) -> Result<()> {
     install(lab)?;
     node(lab, 0).reload(extoll(&format!("extoll.user_interrupts={STORM_LIMIT}")))?;
@@ -307,7 +307,7 @@ fn storm_limited(lab: &Lab) -> Result<()> {
             .collect::<Result<Vec<_>>>()?;
         Ok(counts.iter().filter(|n| **n > more).count())
     };
-    // Includes the ports of the other user.
+    // The wait includes the ports of the other user.
     lab.until("both ports of the storm are throttled", PATIENCE, |_| {
         Ok(user()?.len() == 4 && throttled(3)? == 2)
     })?;
@@ -316,8 +316,8 @@ fn storm_limited(lab: &Lab) -> Result<()> {
         Ok(text.trim().parse::<f64>()? / 1e9)
     };
     let seen = user()?;
-    // One interval's share, then a pause; plus one interrupt that was armed before, and one at the
-    // boundary of an interval.
+    // A port may use the share of one interval before a pause. One interrupt that was armed earlier
+    // and one interrupt at the boundary of an interval may be added.
     let most = (age(lab)? + 1.0) * (STORM_LIMIT as f64 + 20.0);
     for port in &seen {
         let interrupts = port.counter("interrupts")?;
@@ -335,7 +335,7 @@ fn storm_limited(lab: &Lab) -> Result<()> {
     let lines = log
         .matches("reason 33: interrupts of a port throttled")
         .count();
-    // Up to four in each interval of ten seconds.
+    // The driver logs up to four lines in each interval of ten seconds.
     let most = 4 * (start.elapsed().as_secs() as usize / 10 + 2);
     ensure!(
         (1..=most).contains(&lines),

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Two nodes with two NICs each. NIC k of node n has number 2n + k.
 const TWO_NICS: Spec = Spec::new(2).topology("ring:4").nics(2);
 
-/// The register map, with which the files are compared.
+/// Register map with which the names of the files are compared.
 const MAP: &str = include_str!("../../../../wire/data/tourmalet-registers.csv");
 
 /// Changes to the directory of the register files of the only NIC.
@@ -42,8 +42,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Returns the file names that follow from the map: two for each register, or for each part of 128
-/// elements, that software can access.
+/// Returns the file names that follow from the map: two names for each register that software can
+/// access. A register array has two names for each 128 elements.
 fn expected() -> BTreeSet<String> {
     let mut out = BTreeSet::new();
     for line in MAP.lines().skip(1) {
@@ -80,7 +80,8 @@ fn names(lab: &Lab) -> Result<()> {
         missing.is_empty() && extra.is_empty(),
         "missing {missing:?}, unexpected {extra:?}"
     );
-    // Permissions: read only, read and write, write only; for root only.
+    // Modes of a read-only, a readable and writable, and a write-only register file. Only root has
+    // access.
     let modes = lab.ok(0, &format!("{RF} && stat -c '%a %n' extoll_rf_info_rf_driver extoll_rf_info_rf_node extoll_rf_atu_rf_cmd_interface"))?;
     let want = "400 extoll_rf_info_rf_driver\n600 extoll_rf_info_rf_node\n200 extoll_rf_atu_rf_cmd_interface";
     ensure!(modes.trim() == want, "{modes}");
@@ -115,7 +116,7 @@ fn read_write(lab: &Lab) -> Result<()> {
         0,
         &format!("{RF} && echo read > {fifo} && cat {fifo} {fifo}_raw"),
     )?;
-    // A write takes effect. The network state is visible in debugfs.
+    // A write takes effect: debugfs shows the network state that the write selects.
     let state = |text: &str| format!("{RF} && echo '3 {text}' > {scratch}");
     lab.ok(0, &state("2"))?;
     let is = |want: &'static str| {
@@ -382,7 +383,7 @@ fn smfu_order(lab: &Lab) -> Result<()> {
 fn smfu_timeout(lab: &Lab) -> Result<()> {
     bench(lab)?;
     let before = node(lab, 0).reason(SMFU_TIMEOUT)?;
-    // All ones are a valid value.
+    // All ones are a valid value of memory.
     lab.raw(
         0,
         &format!("smfu op=write node=1 offset=512 value={}", u64::MAX),
@@ -406,7 +407,7 @@ fn smfu_timeout(lab: &Lab) -> Result<()> {
     lab.until("node 1 answers again", PATIENCE, |l| {
         Ok(value(l, 0, "smfu op=read node=1 offset=512")? == u64::MAX)
     })?;
-    // The driver has cleared the flag.
+    // The driver has cleared the time-out flag.
     let control = lab.ok(0, &format!("{RF} && cat extoll_rf_smfu_rf_timeout_control"))?;
     ensure!(control.contains("timeout_ERR [32:32] : 0;"), "{control}");
     Ok(())
@@ -435,7 +436,7 @@ fn smfu_no_export(lab: &Lab) -> Result<()> {
 /// Returns the uevents sent while `act` runs, with one variable per line.
 fn uevents(lab: &Lab, number: usize, act: impl FnOnce() -> Result<()>) -> Result<String> {
     lab.ok(number, "rm -f /tmp/uevents; socat -u SOCKET-RECV:16:3:15:x00000000000001000000 CREATE:/tmp/uevents >/dev/null 2>&1 & echo $! > /tmp/socat.pid")?;
-    // Protocol 15, the process of socat, group 1.
+    // The list shows netlink protocol 15 (uevents), the process of socat, and group 1.
     let bound = "awk -v pid=$(cat /tmp/socat.pid) '$2 == 15 && $3 == pid && $4 ~ /1$/ { n++ } END { exit !n }' /proc/net/netlink";
     node(lab, number).until("socat listens to uevents", bound)?;
     let done = act();
@@ -460,7 +461,7 @@ fn link_events(lab: &Lab) -> Result<()> {
     let first = links(lab)?;
     ensure!(first.contains("link 0 up "), "{first}");
     ensure!(first.contains("neighbour 1 port 0 "), "{first}");
-    // The driver sends the uevent last.
+    // The driver sends the uevent after it has changed all other state.
     let told = |state: &str| {
         let text = format!("EXTOLL_LINK=0 STATE={state}");
         let script = format!("tr '\\0' ' ' </tmp/uevents | grep -qa '{text}'");
@@ -490,7 +491,7 @@ fn link_events(lab: &Lab) -> Result<()> {
         after == (before.0 + 1, before.1 + 1),
         "counted {before:?} -> {after:?}"
     );
-    // Network state and node ID.
+    // Tests uevents of the network state and of the node ID.
     let scratch = "extoll_rf_info_rf_scratchpad_scratchpad";
     let told = "for i in $(seq 300); do grep -qa $1 /tmp/uevents && exit; sleep 0.1; done; exit 1";
     let heard = uevents(lab, 0, || {
@@ -508,7 +509,7 @@ fn link_events(lab: &Lab) -> Result<()> {
     node(lab, 0).back()
 }
 
-/// The event mask can be changed; masked events are not reported.
+/// The event mask can be changed. Masked events are not reported.
 fn event_mask(lab: &Lab) -> Result<()> {
     let mask = "cd /sys/kernel/debug/extoll-*; cat event_mask";
     let default = lab.ok(0, mask)?;
@@ -546,8 +547,8 @@ fn event_mask(lab: &Lab) -> Result<()> {
     node(lab, 0).back()
 }
 
-/// Returns the number of link events reported while the cable is pulled and plugged in. A later
-/// timer event shows that they were handled.
+/// Returns the number of link events that were reported while the cable was pulled and plugged in.
+/// A later timer event shows that the driver has handled them.
 fn flap_reports(lab: &Lab) -> Result<u64> {
     const LINK_PORT: u8 = 17;
     const TIMER: u8 = 7;
@@ -586,7 +587,7 @@ fn two_nics(lab: &Lab) -> Result<()> {
     let text = lab.ok(0, "cat /sys/bus/pci/drivers/extoll/0000:*/extoll_rf/extoll_rf_info_rf_scratchpad_scratchpad_raw")?;
     let values: BTreeSet<&str> = text.split_whitespace().collect();
     ensure!(values.contains("46") && values.contains("47"), "{text}");
-    // One NIC is unbound, the other stays.
+    // The first NIC stays bound when the second NIC is unbound.
     let script = "cd /sys/bus/pci/drivers/extoll; set -- 0000:*; echo $2 > unbind; ls -d 0000:*/extoll_rf | wc -l; cat $1/extoll_rf/extoll_rf_info_rf_node_raw; echo $2 > bind; ls -d 0000:*/extoll_rf | wc -l";
     let text = lab.ok(0, script)?;
     let lines: Vec<&str> = text.lines().collect();
@@ -598,7 +599,7 @@ fn two_nics(lab: &Lab) -> Result<()> {
 }
 
 /// Returns the PCI addresses of a node's NICs. Their device files are in /dev/extoll and
-/// /dev/extoll1, their node IDs are 2n and 2n + 1.
+/// /dev/extoll1. Their node IDs are 2n and 2n + 1.
 fn addresses(lab: &Lab, node: usize) -> Result<Vec<String>> {
     let list = json(&lab.ok(node, "extollctl --json list")?)?;
     let mut out = Vec::new();
@@ -707,7 +708,7 @@ fn two_nics_extollctl(lab: &Lab, pci: &[String]) -> Result<()> {
             id.map(|v| (v >> 24) & 0xFFFF) == Some(nic as u64),
             "NIC {nic}: {id:x?}"
         );
-        // The neighbours in a ring of four.
+        // Checks the neighbours in the ring of four NICs.
         let links = ctl(nic, "links")?;
         let mut neighbours: Vec<Option<u64>> = links
             .as_array()
@@ -722,7 +723,7 @@ fn two_nics_extollctl(lab: &Lab, pci: &[String]) -> Result<()> {
         for counter in ctl(nic, "counters -a")?.as_array().context("counters")? {
             ensure!(counter["nic"] == address.as_str(), "{counter}");
         }
-        // Element 6 by the array's name, element 7 by its offset.
+        // Writes element 6 by the array's name and element 7 by its offset.
         ctl(nic, &format!("reg write {PAD} --index 6 {}", 0x600 + nic))?;
         ctl(
             nic,
@@ -744,7 +745,7 @@ fn two_nics_extollctl(lab: &Lab, pci: &[String]) -> Result<()> {
                 "NIC {nic}: {text}"
             );
         }
-        // Another node, through either NIC.
+        // Reads a register of another node through each of the two NICs.
         let read = ctl(nic, "reg read 0x8008 --node 3")?["value"].as_u64();
         ensure!(
             read.map(|v| (v >> 24) & 0xFFFF) == Some(3),

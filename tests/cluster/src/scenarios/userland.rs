@@ -137,7 +137,7 @@ fn exchange(lab: &Lab) -> Result<()> {
             finish(lab, 1, running)?;
         }
     }
-    // With no server, the program ends with an error and does not hang.
+    // Without a server, the program ends with an error and does not hang.
     let out = lab.sh_for(0, &format!("timeout 50 {rust} 1 77"), PATIENCE)?;
     ensure!(
         out.status == 1 && out.stderr.contains("timed out"),
@@ -150,7 +150,8 @@ fn exchange(lab: &Lab) -> Result<()> {
 fn c_calls(lab: &Lab) -> Result<()> {
     c_program(lab, "librma/tests", "calls", "librma")?;
     c_program(lab, "librma/tests", "compat", "librma")?;
-    // A queue beyond the limit of locked memory is reported as such, in C and by the tools.
+    // If a queue would exceed the limit of locked memory, the C library and the tools report this
+    // limit.
     for (program, wanted) in [
         ("/tmp/compat", "open: limit of locked memory reached (ulimit -l)\n"),
         (
@@ -207,14 +208,14 @@ fn ping(lab: &Lab) -> Result<()> {
             );
             ensure!(out.contains("rtt min/median/avg/max/mdev = "), "{out}");
         }
-        // By name or node number: the listener is asked for its VPID.
+        // Pings by name or node number first request the listener's VPID.
         for target in ["node1", "10.2.0.2", "1"] {
             let out = lab.ok(0, &format!("{user}extoll-ping -c 1 -W 10 {target}"))?;
             ensure!(out.starts_with(&format!("extoll-ping {id} from")), "{out}");
             ensure!(out.contains("1 sent, 1 received"), "{out}");
         }
-        // Packets of another user are not admitted. The listener reports it over TCP; without TCP,
-        // ping prints a hint.
+        // Packets of another user are not admitted. The listener reports the rejection over TCP. If
+        // TCP does not work, ping prints a hint.
         let other = USERS[usize::from(user.is_empty())];
         let silent = format!("-c 1 -W 0.3 {id}");
         for (target, status) in [("node1", 2), (silent.as_str(), 1)] {
@@ -229,7 +230,7 @@ fn ping(lab: &Lab) -> Result<()> {
         let (node, vpid) = id.split_once('/').context("address")?;
         let said = lab.ok(0, &format!("{user}/tmp/velo_echo {node} {vpid}"))?;
         ensure!(said == "ok\n", "{said}");
-        // A node without a listener, then an absent node.
+        // Pings a node without a listener, then an absent node.
         let silent = lab.sh_for(
             0,
             &format!("{user}extoll-ping -c 2 -i 0 -W 0.3 {node}/99"),
@@ -302,8 +303,8 @@ fn refusals(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// A measurement: options; iterations, or 0 if it ends by time; sizes; a counter of the NICs;
-/// minimum growth of the counter.
+/// A measurement: options; iterations, or 0 if the measurement ends by time; sizes; a counter of
+/// the NICs; minimum growth of the counter.
 type Measurement = (&'static str, u64, &'static [u64], &'static str, u64);
 
 const PERF: &[Measurement] = &[
@@ -460,7 +461,8 @@ fn perf_lost_clients(lab: &Lab) -> Result<()> {
         .with_context(|| format!("not served after a client that {what}"))
         .map(drop)
     };
-    // In its own session, because a stopped process gets SIGHUP when its session ends.
+    // The test runs in its own session, because a stopped process gets SIGHUP when its session
+    // ends.
     let lose = |test: &str, signal: &str| -> Result<()> {
         let sent = |lab: &Lab| -> Result<u64> { Ok(sum(&lab.status()?, "packets_sent")) };
         let before = sent(lab)?;
@@ -581,7 +583,8 @@ fn extollctl(lab: &Lab) -> Result<()> {
     let remote = json(&lab.ok(0, "extollctl --json links --node 1")?)?;
     ensure!(up(&remote) == Some(1), "{remote}");
 
-    // The register of the node ID, here and there: bits [39:24] of 0x8008 (HW §4.2).
+    // Reads the register with the node ID on this node and on node 1: bits [39:24] of 0x8008 (HW
+    // §4.2).
     for (options, node) in [("", 0), ("--node 1", 1)] {
         let read = json(&lab.ok(0, &format!("extollctl --json reg read 0x8008 {options}"))?)?;
         let value = read["value"].as_u64().context("value")?;
@@ -593,7 +596,7 @@ fn extollctl(lab: &Lab) -> Result<()> {
     }
     let names = lab.ok(0, "extollctl reg list lp0 status")?;
     ensure!(names.contains("nw_lp_top_rf_lp0_status"), "{names}");
-    // A scratchpad register of the other node, written from here and read there.
+    // Writes a scratchpad register of node 1 from node 0 and reads it on node 1.
     let pad = "info_rf_scratchpad_scratchpad --index 7";
     lab.ok(
         0,

@@ -14,17 +14,18 @@ const FRAGMENT: u64 = 496;
 const LOCKS: usize = 16;
 /// Number of combinations in flight at once.
 pub const BATCH: usize = 32;
-/// Bytes of memory for each combination: a transfer of a page and a byte that starts at the end of
-/// a page, and room around it.
+/// Bytes of memory for each combination. A transfer of up to a page and a byte may start at the end
+/// of a page, and guard bytes surround it.
 pub const SLOT: u64 = 3 * 4096;
-/// Bytes of memory for a long transfer, of which one runs at a time: five pages of 2 MiB.
+/// Bytes of memory for a long transfer: five pages of 2 MiB. Only one long transfer runs at a time.
 pub const LARGE_SLOT: u64 = 10 << 20;
 /// Register for tests: scratchpad 4 (HW §4.3).
 const SCRATCHPAD: u64 = 0x8060;
 
-/// Lengths: whole quadwords, ends of fragments and pages, and one byte more or less.
+/// Lengths in bytes: whole quadwords, ends of fragments and pages, and one byte more or less than
+/// these.
 const SIZES: [u32; 11] = [1, 8, 119, 120, 121, 495, 496, 497, 4095, 4096, 4097];
-/// Offsets in a slot: 0, 1, 3, 4, 7, 8 modulo 64, and shortly before a page boundary.
+/// Offsets in a slot: 0, 1, 3, 4, 7 and 8 modulo 64, and positions shortly before a page boundary.
 const BYTES: [u64; 9] = [128, 129, 131, 132, 135, 136, 4088, 4093, 4095];
 const QUADWORDS: [u64; 3] = [128, 136, 4088];
 const LONG: [u32; 3] = [1 << 20, MAX_LEN, MAX_LEN + 1];
@@ -38,7 +39,7 @@ pub enum Plan {
     Transfers,
     /// Immediate and notification PUTs.
     Short,
-    /// Fetch-compare-and-add at both units.
+    /// Fetch-compare-and-add at the requester and at the completer.
     Locks,
     /// Scratchpad registers through RRA pages.
     Registers,
@@ -92,7 +93,8 @@ pub struct Case {
     pub local: u64,
     pub remote: u64,
     pub slot: usize,
-    /// Identifies the combination: payload of short commands, and start of the data in the pattern.
+    /// Number that identifies the combination. It is the payload of short commands and selects the
+    /// start of the data in the pattern.
     pub value: u64,
     pub lock: Lock,
 }
@@ -329,7 +331,7 @@ impl Lock {
 struct Maker {
     extent: Extent,
     plan: Plan,
-    /// Number of combinations so far, including those left out.
+    /// Number of combinations so far, including the combinations left out.
     seen: usize,
     cases: Vec<Case>,
     locks: [i32; LOCKS],
@@ -360,8 +362,8 @@ impl Maker {
         self.cases.push(case);
     }
 
-    /// Returns the next operation on a lock: comparison true, false, true at the end of the range,
-    /// far off; with sums that wrap (G16).
+    /// Returns the next operation on a lock. The comparison is true, false, true at the end of the
+    /// range, and far off, with sums that wrap (G16).
     fn lock(&mut self, n: usize) -> Lock {
         let value = &mut self.locks[n % LOCKS];
         let (compare, add) = match n / LOCKS % 6 {
@@ -431,7 +433,7 @@ impl Maker {
                             });
                         }
                     }
-                    // The next kind gets other combinations of offsets and options.
+                    // The next kind of command gets other combinations of offsets and options.
                     n += 5;
                 }
             }
@@ -481,7 +483,7 @@ impl Maker {
         }
     }
 
-    /// Generates a PUT, then a GET of the same register.
+    /// Generates a PUT and a GET of the same register.
     fn registers(&mut self) {
         for (n, spec) in product(&(0..8).collect::<Vec<_>>(), &[0, 1, 2, 3, 4, 5, 6, 7]) {
             for translate in [true, false] {
@@ -498,7 +500,7 @@ impl Maker {
                         ..blank(kind)
                     };
                     self.add(case);
-                    // Both of a pair carry the same value.
+                    // The PUT and the GET carry the same value.
                     if let (Kind::Get { .. }, [.., put, get]) = (kind, &mut self.cases[..]) {
                         get.value = put.value;
                     }
@@ -547,7 +549,7 @@ impl Maker {
                     for k in 0..chosen {
                         let (local, remote) = places[(n + k) % 3];
                         let (page, modifiers) = Self::options(n, translate);
-                        // The queue has no room for a notification of each fragment of longer
+                        // The queue is too short for a notification of each fragment of longer
                         // transfers.
                         let ntr = modifiers.ntr && len <= 1 << 20 || len == 1 << 20 && n % 3 == 0;
                         let modifiers = Modifiers { ntr, ..modifiers };

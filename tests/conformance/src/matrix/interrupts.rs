@@ -1,5 +1,5 @@
-//! Interrupts of notifications: a command that requests them raises one at each notified end; other
-//! commands raise none.
+//! Interrupts of notifications. A command that requests interrupts raises one at each notified end.
+//! Other commands raise none.
 
 use super::case::{batches, Case, Extent, Plan};
 use super::side::{Role, Side};
@@ -44,14 +44,15 @@ impl Counts {
 
 /// Pause between two polls.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Time to wait for an interrupt that arrives unless the NIC forgets interrupts that it could not
-/// raise at once (G7).
+/// Time to wait for an interrupt that is late. The interrupt never arrives if the NIC forgets
+/// interrupts that it could not raise at once (G7).
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
 /// Waits for a deferred interrupt and arms the next one. Returns the number of interrupts so far.
 ///
 /// The second notification of a command occurs while the interrupt is not armed. Its interrupt is
-/// raised when it is armed again (HW §6.5). `missed`: there was such a notification.
+/// raised when the interrupt is armed again (HW §6.5). `missed` is true if there was such a
+/// notification.
 fn quiet(counts: &Counts, side: &Side, missed: bool) -> Result<u64> {
     let mut n = counts.of(side)?;
     let mut patience = if missed { FORGOTTEN } else { PAUSE };

@@ -25,7 +25,7 @@ pub enum Verb {
     Serve,
     /// Run the matrix.
     Run {
-        /// Node that serves. Default: everything runs on this node.
+        /// Node that serves (default: this node is origin and target)
         #[arg(long)]
         host: Option<String>,
         /// Run every n-th combination of the small transfers.
@@ -34,7 +34,7 @@ pub enum Verb {
         /// Run all long transfers.
         #[arg(long)]
         full: bool,
-        /// Run only these parts.
+        /// Run only these parts of the matrix
         #[arg(long, value_enum)]
         plan: Vec<Plan>,
     },
@@ -85,7 +85,7 @@ enum Answer {
     Error(String),
 }
 
-/// Connection that carries one line of JSON in each direction.
+/// Connection on which both ends send messages as lines of JSON.
 struct Line {
     from: BufReader<TcpStream>,
     to: TcpStream,
@@ -233,8 +233,8 @@ fn matrix(host: Option<&str>, extent: Extent, plans: &[Plan]) -> Result<()> {
     let (mut total, mut failed) = (0, 0);
     for plan in plans {
         for place in places {
-            // The large plan has a single role per side, so a port with itself would repeat the
-            // test between ports.
+            // A side of the large plan has only one role. A test from a port to itself would repeat
+            // the test between two ports.
             if *plan == Plan::Large && *place == "own" {
                 continue;
             }
@@ -274,8 +274,8 @@ fn matrix(host: Option<&str>, extent: Extent, plans: &[Plan]) -> Result<()> {
     crate::say(&format!("ok {total}"))
 }
 
-/// Runs a plan. Returns the number of combinations, the number of those impossible here, and the
-/// failures.
+/// Runs a plan. Returns the number of combinations that ran, the number of combinations that are
+/// impossible on this node, and the failures.
 fn part(
     plan: Plan,
     place: &str,
@@ -313,7 +313,7 @@ fn part(
         }
     };
     let physical = origin.address().has_physical() && address.has_physical();
-    // Batches whose addresses exist. The server knows them by number.
+    // Selects batches whose addresses exist. The server identifies a batch by its number.
     let possible = |b: &[Case]| physical || b.iter().all(|c| c.page.translate);
     let (run, left_out): (Vec<usize>, Vec<usize>) =
         (0..all.len()).partition(|n| possible(&all[*n]));

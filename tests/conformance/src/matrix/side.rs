@@ -19,9 +19,9 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 const GUARD: u64 = 64;
 const GUARD_BYTE: u8 = 0xEE;
 const HUGE: u64 = 2 << 20;
-/// Number of pages of 2 MiB that a side of the large plan uses.
+/// Number of pages of 2 MiB that a side of the large plan allocates.
 const HUGE_PAGES: u64 = 8;
-/// Class and upper bits of the value of the notification sent behind all commands.
+/// Class of the synchronising notification that follows all commands, and upper bits of its value.
 const SYNC_CLASS: u32 = 0xFF;
 const SYNC: u64 = 0x5359_4E43 << 8;
 
@@ -50,7 +50,8 @@ impl Pattern {
 /// Memory accessed by bus address.
 enum Physical {
     Contiguous(ContiguousBuffer),
-    /// Neighbouring huge pages of the region: bus address of the first page, and its offset.
+    /// Neighbouring huge pages of the region: bus address of the first page, and offset of the
+    /// first page in the region.
     Huge(u64, u64),
     Missing,
 }
@@ -240,7 +241,7 @@ impl Side {
         Ok(failures)
     }
 
-    /// Posts a command of the origin, and waits for credits if necessary.
+    /// Posts a command of the origin. Waits for credits if necessary.
     pub fn post(&self, case: &Case, target: &Address, role_slot: usize) -> Result<()> {
         let ends = self.ends(case, target, role_slot);
         let peer = Peer {
@@ -293,8 +294,8 @@ impl Side {
         self.slots
     }
 
-    /// Posts a notification to the target and a GET from it on each class; both follow all earlier
-    /// commands of the class.
+    /// Posts a notification to the target and a GET from the target on each class. Both follow all
+    /// earlier commands of the class.
     pub fn synchronise(&self, classes: &[u8], target: &Address) -> Result<()> {
         let completer = NotifySpec {
             completer: true,
@@ -362,7 +363,8 @@ impl Side {
                 left -= 1;
                 let class = batch[case].page.traffic_class;
                 let before = last.insert((n.kind, n.command, class), (case, n.word0));
-                // Ordered by address within a command and by number between commands.
+                // Notifications are ordered by number between commands and by address within a
+                // command.
                 let late = before.filter(|b| b.0 > case || b.0 == case && b.1 > n.word0);
                 if let Some((other, _)) = late {
                     failures.push(format!(
@@ -383,10 +385,10 @@ impl Side {
                 Err(e) => bail!("{e}"),
             }
         }
-        // Unexpected notifications would have arrived by now.
+        // Unexpected notifications would have arrived before the expected ones.
         take_all(&self.port, &mut take)?;
-        // Repeats the last commands if the NIC rejected them. Later waits of this side do not
-        // repeat them.
+        // Repeats the last commands if the NIC rejected them, because later waits of this side do
+        // not repeat them.
         if let Err(e) = self.port.drain(Wait::for_at_most(PATIENCE)) {
             failures.push(format!("what was posted is not accepted: {e}"));
         }
@@ -420,7 +422,7 @@ fn take_all(port: &Port, take: &mut impl FnMut(Notification) -> bool) -> Result<
 pub enum Role {
     Origin,
     Target,
-    /// Target of its own commands.
+    /// Target of commands that the same side posts.
     TargetOfOwn,
 }
 

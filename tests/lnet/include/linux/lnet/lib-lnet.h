@@ -35,8 +35,8 @@ static inline bool lnet_md_is_gpu(struct lnet_libmd *md)
 }
 
 /*
- * The two formats of a header on the wire: addresses of 8 or of 20 bytes, then little-endian words
- * of 4 bytes, then the part that depends on the type.
+ * Writes the two formats of a header on the wire: addresses of 8 or 20 bytes, then little-endian
+ * words of 4 bytes, then the part that depends on the type.
  */
 static inline void stand_hdr_rest(const struct lnet_hdr *hdr, __u8 *to)
 {

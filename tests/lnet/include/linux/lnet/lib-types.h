@@ -14,7 +14,7 @@
 #include <linux/uio.h>
 #include <net/netlink.h>
 
-/* Network types: those with a name here, and the number of all. */
+/* Network types that have a name here, and the number of all types. */
 #define SOCKLND 2
 #define EXLND 20
 #define NUM_LNDS 21
@@ -59,12 +59,12 @@ enum lnet_msg_hstatus {
 /* The 40 bytes of a header that depend on its type. Both ends of a network are stand-ins. */
 union stand_part {
 	struct {
-		__le64 from; /* memory that the ACK or REPLY is for */
+		__le64 from; /* memory that receives the ACK or REPLY */
 		__le64 match;
 		__le64 data;
 		__le32 portal;
 		__le32 offset;
-		__le32 length; /* requested by a GET */
+		__le32 length; /* number of bytes that a GET requests */
 		__le32 flags;
 	} __packed ask;
 	struct {
@@ -109,7 +109,7 @@ struct lnet_lnd_tunables {
 	} lnd_tun_u;
 };
 
-/* Keys of the tunables. */
+/* Keys of the tunables in netlink messages. */
 struct ln_key_props {
 	char *lkp_value;
 	__u16 lkp_key_format;
@@ -215,7 +215,7 @@ struct lnet_libmd;
 
 struct lnet_msg {
 	u64 magic;
-	struct list_head list; /* in the queue where it waits */
+	struct list_head list; /* entry of the queue in which the message waits */
 	struct list_head all;
 	struct lnet_processid msg_target;
 	__u32 msg_type;
