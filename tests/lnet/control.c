@@ -5,10 +5,11 @@
  *     net add NET INTERFACE [credits= peer_credits= peer_buffer_credits= peer_timeout= lnd.KEY=]
  *     net del NET [INTERFACE]      nets       counters       memory
  *     route add NET GATEWAY        routing 0|1               routes
+ *
  *     fault EVERY [HEALTH]         odd NAME=THOUSANDTHS…
  *     ping NID [size= from= count= timeout=]
  *     serve [buffers= slow=]       serve stop
- *     test kind=ping|read|write to=NID […]: see parse_test in work.c
+ *     test kind=ping|read|write to=NID […] (parse_test in work.c describes the options)
  */
 #include <linux/fs.h>
 #include <linux/miscdevice.h>

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Accesses registers of nodes and an interval of the SMFU: `access.py START SIZE WORD…`. The
-interval starts at START and has SIZE bytes. Words: `w1:0x5500=0x1` and `r1:0x5600` access a
-register of node 1; `W8=0x1` and `R0` 32 bits, `D8=0x1` and `Q0` 64 bits at an offset of the
-interval. Prints the values read. `T` prints the microseconds since the last `T`; `P` pauses
-for two milliseconds."""
+interval starts at START and has SIZE bytes. `w1:0x5500=0x1` writes and `r1:0x5600` reads a register
+of node 1. `W8=0x1` writes and `R0` reads 32 bits at an offset of the interval; `D8=0x1` writes and
+`Q0` reads 64 bits. Prints the values read. `T` prints the microseconds since the last `T`; `P`
+pauses for two milliseconds."""
 import ctypes, fcntl, mmap, os, re, struct, sys, time
 
 from device import iow, map_fd
@@ -11,7 +11,7 @@ from device import iow, map_fd
 
 def main():
     f = os.open("/dev/extoll/extoll_rf_access", os.O_RDWR)
-    # Writes by RMA, because the lender's SMFU is not enabled yet, with a long time-out.
+    # Registers are written by RMA, because the lender's SMFU is not enabled yet, and with a long time-out.
     for number, value in (3, 0), (5, 10_000_000):
         fcntl.ioctl(f, iow(ord("n"), number, 8), struct.pack("=Q", value))
     s = os.open("/dev/extoll/smfu2", os.O_RDWR)

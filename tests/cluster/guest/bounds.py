@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Bounds of users: `bounds.py [--user UID] COMMAND [ARG…]`."""
+"""Tests limits that apply to a user: `bounds.py [--user UID] COMMAND [ARG…]`."""
 from device import *
 
 
@@ -45,7 +45,7 @@ def sparse(most):
             nla = r.register(a, 8)
             break
         except OSError as e:
-            # Until the released NLAs are usable again.
+            # Retries until the released NLAs are usable again.
             check("error", errno.errorcode.get(e.errno), "EDQUOT")
             check("time", time.time() < end, True)
             time.sleep(0.5)

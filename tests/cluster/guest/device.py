@@ -70,12 +70,13 @@ def memory(pages):
 
 class Device:
     def __init__(self, name, flags=os.O_RDWR, vpid=None):
-        """With a VPID: opens the file until it gets that one. VPIDs are assigned in turn."""
+        """Opens a device file. With a VPID, opens it again until this VPID is assigned, because VPIDs are
+        assigned in turn."""
         for _ in range(600):
             self.fd = os.open(f"/dev/extoll/{name}", flags | os.O_CLOEXEC)
             self.maps = []
             if vpid is None or self.info()["vpid"] == vpid:
-                # Other files take no descriptors and have no such flag.
+                # Only these files accept descriptors and have the flag.
                 told = name.split(".")[0] in ("velo2", "rma2")
                 self.marks = told and self.info()["flags"] & MARKS != 0
                 return
@@ -89,7 +90,7 @@ class Device:
         return result
 
     def fence(self, page):
-        """Fences a descriptor. Must be called after each one. A real CPU writes its buffers back
+        """Fences a descriptor. Must be called after each descriptor. A real CPU writes its buffers back
         before the slow interpreter continues, but an emulator needs an explicit fence."""
         if self.marks:
             store(page + MARK, 0)
@@ -167,7 +168,7 @@ class Rma(Device):
         self.post(page, 3 | 5 << 2 | vpid << 8 | node << 16 | spec << 32 | kind << 40, value, 0)
 
     def lock(self, node, vpid, number, add, spec=4, page=16):
-        """Adds to a lock unconditionally, by the completer."""
+        """Adds a number to a lock unconditionally. The completer executes the command."""
         self.post(page, 3 | 12 << 2 | vpid << 8 | node << 16 | spec << 32, 0x7FFF_FFFF << 32 | number, (add & 0xFFFF_FFFF) << 32)
 
     def take(self):
@@ -248,8 +249,8 @@ def fill(address, data):
 
 
 def child(f, *args, uid=None):
-    """Runs f in a child process, possibly as another user. Returns its exit status, or minus the
-    signal."""
+    """Runs f in a child process, possibly as another user. Returns its exit status, or the negative
+    number of the signal that killed it."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -275,8 +276,8 @@ def dies_by(what, number, f, *args):
 
 
 def main(*functions):
-    """Runs the function named by the first argument with the other arguments; `--user UID` in
-    front selects a user. The exit status is 0 if all checks succeeded."""
+    """Runs the function named by the first argument with the other arguments. `--user UID` in
+    front of them selects a user. The exit status is 0 if all checks succeeded."""
     commands = {f.__name__: f for f in functions}
     args = sys.argv[1:]
     if args and args[0] == "--user":

@@ -36,8 +36,8 @@ def inet(kind):
 
 
 def make(kind, flags=0):
-    """Creates a socket, which stays open on exec unless the flags say otherwise. For Python it
-    is an IPv4 or IPv6 socket."""
+    """Creates a socket, which stays open on exec unless the flags say otherwise. Python treats it
+    as an IPv4 or IPv6 socket."""
     words = {
         "tcp": (inet(kind), 0),
         "alias": (inet(kind), IPPROTO_EXTL),
@@ -70,7 +70,8 @@ def listener(kind, backlog=16, port=0, host=None):
 
 
 def pair(kind, other=None):
-    """Returns both ends of a local connection: the client's of this kind, and the accepted one."""
+    """Returns both ends of a local connection: the client's socket, of this kind, and the accepted
+    socket."""
     with listener(other or kind) as s:
         client = make(kind)
         client.connect(s.getsockname())
@@ -146,8 +147,8 @@ def hold(kind, count):
 
 def flood(kind, seconds, pause=0):
     """Creates and closes sockets. Sometimes pauses, on average `pause` times as long as it
-    worked. Prints the number and the longest time of one in ms, even if there is no module
-    any more."""
+    worked. Prints the number of sockets and the longest time for a socket in ms, even if the
+    module is not loaded any more."""
     end, made, rng = time.monotonic() + seconds, 0, random.Random()
     busy = longest = 0
     try:
@@ -161,7 +162,7 @@ def flood(kind, seconds, pause=0):
             made += 1
             took = time.monotonic() - since
             longest = max(longest, took)
-            # Longer times are spent on loading the module.
+            # A longer time includes the loading of the module, which does not count as work.
             busy += took if took < 0.1 else 0
             if pause and made % 8 == 0:
                 time.sleep(rng.uniform(0, 2 * pause) * busy)
@@ -221,7 +222,7 @@ def storm(kind, seconds):
     end, done = time.monotonic() + seconds, 0
     # On a slow host the end takes the remaining time.
     while time.monotonic() < end or done <= 100:
-        # New sockets, which all processes find without data at the same time.
+        # All processes use the new sockets while they have no data yet.
         new = [make(kind, socket.SOCK_NONBLOCK) for _ in range(3)]
         ends = [*new, *pair(kind), listener(kind)]
         for s in ends:

@@ -58,8 +58,8 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
 
 /// Input: frame limit, then messages (tag, flags, length, content). Tests reassembly.
 ///
-/// Compares each frame with a byte-exact buffer. A frame has no holes and never exceeds the limit,
-/// a rejected message leaves no data behind, and a valid frame is accepted at the end.
+/// Compares each frame with a byte-exact buffer. Frames are complete and within the limit. A
+/// rejected message leaves no data behind. A valid frame is accepted at the end.
 pub fn fuzz_eth_reassembly(data: &[u8]) {
     let mut input = Input(data);
     let max = (input.u64() % 70_000) as u32;

@@ -352,8 +352,8 @@ static ssize_t pound_show(struct device *dev, struct device_attribute *attr, cha
 static DEVICE_ATTR_RO(pound);
 
 /*
- * Resets the function and restores its state. Takes the device's lock, which the driver core holds
- * on removal while it waits for this attribute.
+ * Resets the function and restores its state. pci_try_reset_function() only tries to take the
+ * device's lock, because the driver core holds it on removal while it waits for this attribute.
  */
 static ssize_t reset_show(struct device *dev, struct device_attribute *attr, char *buf)
 {

@@ -107,10 +107,16 @@ impl Edu<'_> {
     }
 
     fn registers(&self) -> Result {
-        check(self.read(ID)? & 0xffff == ED, "the ID register is not edu's")?;
+        check(
+            self.read(ID)? & 0xffff == ED,
+            "the ID register is not edu's",
+        )?;
         for value in [1, 0x1234_5678, u32::MAX - 1] {
             self.write(LIVENESS, value)?;
-            check(self.read(LIVENESS)? == !value, "the liveness register is wrong")?;
+            check(
+                self.read(LIVENESS)? == !value,
+                "the liveness register is wrong",
+            )?;
         }
         Ok(())
     }

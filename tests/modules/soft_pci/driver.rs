@@ -296,7 +296,10 @@ fn full(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
         );
     }
     drop(mappings);
-    check!(soft.pool.stats().used == before.used, "slots of ended mappings are lost");
+    check!(
+        soft.pool.stats().used == before.used,
+        "slots of ended mappings are lost"
+    );
     check!(
         soft.pool.stats().most > before.used,
         "the maximum number of used slots is wrong"
@@ -322,7 +325,10 @@ fn registers(soft: &SoftDevice, pdev: &pci::Device<Bound>) -> Result {
     }
     let bar = pdev.iomap_region(0, c"soft_pci")?;
     bar.try_write32(0x1234_5678, 8)?;
-    check!(bar.try_read32(8)? == 0x1234_5678, "BAR 0 does not keep a value");
+    check!(
+        bar.try_read32(8)? == 0x1234_5678,
+        "BAR 0 does not keep a value"
+    );
     Ok(())
 }
 
