@@ -1,4 +1,4 @@
-//! Messages into the kernel log, so that they appear in order on the node's console.
+//! Writes messages into the kernel log, so that they appear in order on the node's console.
 
 use std::io::Write;
 

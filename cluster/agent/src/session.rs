@@ -252,9 +252,9 @@ impl Session {
         }
     }
 
-    /// Adds the files to poll: when one is ready, [`Self::step`] can proceed. Returns the maximum
-    /// time to wait. If `room` is false, the caller accepts no output, so only files that accept
-    /// input are added.
+    /// Adds the files to poll to `fds`. When a file is ready, [`Self::step`] can proceed. Returns
+    /// the maximum time to wait. If `room` is false, the caller accepts no output, so only files
+    /// that accept input are added.
     pub fn watch<'a>(&'a self, room: bool, fds: &mut Vec<PollFd<'a>>) -> Option<Duration> {
         let mut terminal = PollFlags::empty();
         if !self.stdin_queue.is_empty() {
@@ -384,7 +384,8 @@ impl Session {
                 true
             }
             Err(Errno::AGAIN | Errno::INTR) => false,
-            // End of a pipe, or the error of a terminal that no process holds open any more.
+            // This is the end of a pipe, or the error of a terminal that no process holds open any
+            // more.
             Ok(_) | Err(_) => {
                 *slot = None;
                 true

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Socket of port `index` in a node's directory.
+/// Returns the path of the socket of port `index` in a node's directory.
 pub fn port_socket(node: &Path, index: usize) -> PathBuf {
     node.join(format!("p{index}.sock"))
 }

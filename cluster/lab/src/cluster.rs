@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Console lines shown when a node fails.
+/// Number of console lines shown when a node fails.
 const TAIL: usize = 25;
-/// File in the directory of a lab that is being ended.
+/// Name of the file that marks the directory of a lab that is being ended.
 const ENDING: &str = "ending";
 /// Maximum time for a short command in a node.
 const PING: Duration = Duration::from_secs(5);

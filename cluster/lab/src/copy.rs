@@ -19,7 +19,7 @@ const ASK: Duration = Duration::from_secs(30);
 pub enum Place {
     /// A path on the host.
     Host(PathBuf),
-    /// A path in a node; a relative one begins at `/root`.
+    /// A path in a node; a relative path begins at `/root`.
     Node(usize, String),
 }
 

@@ -136,7 +136,7 @@ pub fn start(paths: &Paths, dir: &LabDir, record: &Record) -> Result<()> {
 /// A change of one injected fault of a NIC; its other faults stay as they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Receive queue that behaves as full, or normally again.
+    /// A receive queue behaves as if it were full, or behaves normally again.
     QueueFull {
         /// VELO mailboxes or RMA notification queues.
         unit: QueueUnit,
@@ -214,8 +214,8 @@ impl Fault {
 /// # Errors
 /// When the emulator refuses the change or has ended.
 pub fn inject(dir: &LabDir, nic: usize, fault: &Fault) -> Result<()> {
-    // A request replaces all faults of a NIC. They are read first, because the emulator counts some
-    // of them down.
+    // A request replaces all faults of a NIC. The present faults are read first, because the
+    // emulator counts some of them down.
     let mut client = connect(dir)?;
     let status = client.status()?.nics;
     let mut faults = status

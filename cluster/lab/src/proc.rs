@@ -82,7 +82,8 @@ fn environ(pid: i32, patience: Duration) -> Option<Vec<u8>> {
     let start = Instant::now();
     let mut before = stat(pid)?;
     loop {
-        // Read with one call, because after an execve(2) an open file returns end of file.
+        // The file is read with one call, because after an execve(2) an open file returns end of
+        // file.
         let mut environ = vec![0; ENVIRON_BYTES];
         let mut file = File::open(format!("/proc/{pid}/environ")).ok()?;
         let len = file.read(&mut environ).ok()?;
@@ -91,7 +92,8 @@ fn environ(pid: i32, patience: Duration) -> Option<Vec<u8>> {
             return Some(environ);
         }
         // During execve(2) a process has no environment, for many milliseconds on a busy machine.
-        // It may still belong to this lab. Zombies and kernel threads never get an environment.
+        // Such a process may still belong to this lab. Zombies and kernel threads never get an
+        // environment.
         let now = stat(pid)?;
         if now.zombie || now.kernel || now.passed_no_execve(&before) {
             return None;
@@ -124,8 +126,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// Returns true if the process was certainly not in execve(2) at any time from `earlier` until
-    /// this reading.
+    /// Returns true if the counters prove that the process was not in execve(2) at any time from
+    /// `earlier` until this reading.
     fn passed_no_execve(&self, earlier: &Stat) -> bool {
         let ran = self.user_time != earlier.user_time;
         self.faults == earlier.faults && (self.waits && earlier.waits || ran)
@@ -137,7 +139,7 @@ fn stat(pid: i32) -> Option<Stat> {
     const KERNEL_THREAD: u64 = 0x0020_0000;
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Fields from the third on: state, parent, group, session, terminal, group of the terminal,
-    // flags, minor faults. Field 12 is major faults, field 14 time in user mode.
+    // flags, minor faults. Field 12 is the number of major faults, field 14 the time in user mode.
     let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     let state = fields.first()?;
@@ -158,10 +160,9 @@ fn signal(pid: i32, signal: Signal) {
 }
 
 /// Ends all processes of a lab for which `which` returns true. Sends SIGTERM first unless `hard`.
-/// Returns their number.
+/// Returns the number of ended processes.
 ///
-/// # Errors
-/// When a process survives for 10 s.
+/// # Errors When a process survives for 10 s.
 pub fn end(token: &str, hard: bool, which: impl Fn(&Process) -> bool) -> Result<usize> {
     let start = Instant::now();
     let first: Vec<_> = find(token).into_iter().filter(&which).collect();

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// Maximum time for QEMU's answer to a control command.
 const QMP_PATIENCE: Duration = Duration::from_secs(20);
-/// Timeout of a guest's access to the NIC, in ms. A shorter one would desynchronise QEMU and the
-/// emulator permanently while the machine is busy.
+/// Timeout of a guest's access to the NIC, in ms. A shorter timeout would desynchronise QEMU and
+/// the emulator permanently while the machine is busy.
 const NIC_TIMEOUT_MS: u64 = 86_400_000;
 
 /// Parameters of one node's QEMU.

@@ -41,7 +41,7 @@ impl Default for Paths {
     }
 }
 
-/// Record of a lab on disk.
+/// Content of the file that describes a lab on disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     /// Description of the lab.

@@ -110,7 +110,7 @@ pub enum GuestMsg {
     HelloAck {
         /// Random number of the [`HostMsg::Hello`] that is answered.
         nonce: u64,
-        /// [`VERSION`] of the agent.
+        /// Protocol version of the agent, which is its [`VERSION`].
         version: u32,
     },
     /// Standard output, or all output of a terminal.

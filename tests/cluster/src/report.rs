@@ -17,9 +17,9 @@ const LAST_ACTIONS: usize = 5;
 pub enum Verdict {
     /// Passed.
     Passed,
-    /// Failed, with the reason.
+    /// Failed for this reason.
     Failed(String),
-    /// Failed with this reason. The scenario will be repeated.
+    /// Failed for this reason. The scenario will be repeated.
     Again(String),
     /// Failed at first, but passed when it was repeated alone.
     Flaky(String),
@@ -281,7 +281,7 @@ impl Report {
         }
         for file in &self.files {
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            // A single write, because other runs append to the file too.
+            // The record is written by a single call, because other runs append to the file too.
             if let Err(e) = file.write_all(format!("{line}\n").as_bytes()) {
                 eprintln!("results are not recorded: {e}");
             }

@@ -358,8 +358,8 @@ impl Run {
     }
 }
 
-/// Judges a scenario that failed first. It has failed if each repetition failed, or if one of them
-/// showed a defect that no repetition excuses.
+/// Returns the verdict on a scenario whose first attempt failed. The scenario has failed if each
+/// repetition failed, or if a repetition showed a defect that no repetition excuses.
 fn judge(first: &str, outcomes: &[Outcome]) -> Verdict {
     let mut passed = 0;
     let mut last = "not run";
@@ -382,7 +382,7 @@ fn judge(first: &str, outcomes: &[Outcome]) -> Verdict {
     }
 }
 
-/// Usable cluster between two scenarios.
+/// Cluster that the next scenario may reuse.
 struct Held {
     lab: Arc<Lab>,
     /// Findings that the last scenario expects; some may occur after its end.

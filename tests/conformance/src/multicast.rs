@@ -18,9 +18,9 @@ pub enum Verb {
     Listen,
     /// Send a message of every size to a group.
     Send {
-        /// Group; 63 contains all nodes.
+        /// Number of the group; group 63 contains all nodes.
         group: u16,
-        /// Port that listens on all nodes.
+        /// VPID of the port that listens on all nodes.
         vpid: u16,
     },
 }

@@ -189,7 +189,7 @@ fn open() -> Result<(velo::Port, rma::Port, Region)> {
     Ok((messages, memory, region))
 }
 
-/// Echoes one connection. Errors are left to the client.
+/// Echoes the data of one connection. Errors are ignored, because the client detects them.
 fn echo(mut stream: TcpStream) {
     let patient = stream.set_read_timeout(Some(Duration::from_secs(10)));
     let mut data = [0; TCP_BYTES];

@@ -53,8 +53,8 @@ fn check(window: &Window, at: u64, expected: &[u8]) -> Result<()> {
     }
 }
 
-/// Returns the result of a load of a word that is not all ones. All ones mean that the answer
-/// exceeded the NIC's time-out, as on a slow network with many stores queued.
+/// Loads a word that is never all ones, and returns its value. If the load returns all ones, the
+/// answer exceeded the NIC's time-out, as on a slow network with many stores queued.
 fn answered(window: &Window, at: u64) -> Result<u64> {
     for _ in 0..10 {
         let value = window.load(at)?;

@@ -7,7 +7,7 @@ use wire::eth::*;
 use wire::ids::NodeId;
 use wire::velo::{self, Target};
 
-/// Input: status word, payload. Parses a message.
+/// Input: status word and payload of a message, which is parsed.
 pub fn fuzz_eth_message(data: &[u8]) {
     let mut input = Input(data);
     let Ok(Some(status)) = velo::Status::decode(input.u64()) else {

@@ -23,7 +23,7 @@ pub fn fuzz_velo_descriptor(data: &[u8]) {
     assert!(addr.encode() < velo::WINDOW);
 }
 
-/// Input: a VELO status word. The slots of its message are checked too.
+/// Input: a VELO status word. The slots of the message that it describes are checked too.
 pub fn fuzz_velo_status(data: &[u8]) {
     let raw = Input(data).u64();
     match velo::Status::decode(raw) {
@@ -350,7 +350,7 @@ pub(crate) fn route_seeds() -> Vec<Vec<u8>> {
     vec![bytes(&[3, 1 | 7 << 4, 0x0C05]), bytes(&[1 | 6 << 4, 0, 1])]
 }
 
-/// Input: a register offset. Looks up its name.
+/// Input: a register offset. Looks up the register's name.
 pub fn fuzz_regs(data: &[u8]) {
     let offset = RegOffset(Input(data).u64() as u32);
     if let Some(found) = regs::lookup(offset) {

@@ -81,7 +81,7 @@ impl Findings {
 pub struct Growth(BTreeMap<(usize, &'static str), u64>);
 
 impl Growth {
-    /// Returns one line for each counter that is not in `announced`.
+    /// Returns one line for each counter that has grown and is not in `announced`.
     pub fn unannounced(&self, announced: &[&str]) -> Vec<String> {
         let not = self.0.iter().filter(|((_, n), _)| !announced.contains(n));
         not.map(|((nic, name), more)| format!("NIC {nic}: {name} +{more}"))
@@ -105,7 +105,7 @@ impl Growth {
     }
 }
 
-/// Findings since the last report. A NIC that lost its power counts from zero.
+/// Findings since the last report. The counters of a NIC that lost its power restart from zero.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     seen: Findings,

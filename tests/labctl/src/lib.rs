@@ -396,7 +396,7 @@ impl Lab {
                 Ok(false) => last = None,
                 Err(error) => last = Some(error),
             }
-            // Polling costs the nodes time too. Short polls take up to half of the time.
+            // Polling costs the nodes CPU time. With short polls it takes at most half of the time.
             std::thread::sleep(begin.elapsed().clamp(LOOK, LONGEST_PAUSE));
         }
         match last {

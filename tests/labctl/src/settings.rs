@@ -71,7 +71,8 @@ pub fn full() -> bool {
     std::env::var("FULL").is_ok_and(|v| v == "1")
 }
 
-/// Returns the run's seed (`SEED`), the basis of all random choices. Panics if it is not a number.
+/// Returns the run's seed (`SEED`), the basis of all random choices. Panics if the variable is not
+/// a number.
 pub fn seed() -> Option<u64> {
     let text = std::env::var("SEED").ok().filter(|t| !t.is_empty())?;
     match text.parse() {
@@ -80,8 +81,8 @@ pub fn seed() -> Option<u64> {
     }
 }
 
-/// Lets the labs of this process use the run's seed, unless `LAB_SEED` is set. Must be called
-/// before the first thread starts.
+/// Lets the labs of this process use the run's seed, unless `LAB_SEED` is set. The caller must call
+/// it before the first thread starts.
 pub fn use_seed() {
     let is_unset = std::env::var_os("LAB_SEED").is_none_or(|v| v.is_empty());
     if let Some(seed) = seed().filter(|_| is_unset) {
@@ -90,7 +91,7 @@ pub fn use_seed() {
 }
 
 /// Returns the CPUs per node for specifications without a number: `LAB_CPUS`, default one. Panics
-/// if it is not a number.
+/// if the variable is not a number.
 pub fn cpus() -> u32 {
     match std::env::var("LAB_CPUS").ok().filter(|t| !t.is_empty()) {
         None => 1,

@@ -32,7 +32,8 @@ const ID: usize = 0x00;
 const LIVENESS: usize = 0x04;
 const FACTORIAL: usize = 0x08;
 const STATUS: usize = 0x20;
-/// Causes of the interrupt, which is raised by writing to [`RAISE`] and cleared by [`CLEAR`].
+/// Register with the causes of the interrupt. Writing to [`RAISE`] sets causes, writing to
+/// [`CLEAR`] clears them.
 const CAUSES: usize = 0x24;
 const RAISE: usize = 0x60;
 const CLEAR: usize = 0x64;

@@ -43,7 +43,8 @@ const ROUTE: i32 = 4;
 const OWN_ROUTE: i32 = 5;
 /// Read: state of TCP: received bytes, FIN received, `TCP_CORK` set.
 const QUEUED: i32 = 6;
-/// Set: the path outlives the socket. Read: number of times that such paths woke.
+/// Set: the path outlives the socket. Read: number of times that such paths tried to wake their
+/// sockets.
 const OUTLIVE: i32 = 7;
 
 /// Operations of the module's sockets.

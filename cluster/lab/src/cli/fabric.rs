@@ -21,7 +21,7 @@ pub struct EveryNth {
     /// Inject the fault into every n-th translation, command or packet; 0 ends the fault
     #[arg(long)]
     every: u32,
-    /// NIC of the node
+    /// Number of the NIC in the node
     #[arg(long, default_value_t = 0)]
     nic: usize,
 }
@@ -106,7 +106,7 @@ pub enum FaultVerb {
         /// VPID of the queue (default: all queues of the unit)
         #[arg(long)]
         vpid: Option<u8>,
-        /// RMA notification queues instead of VELO mailboxes
+        /// Affect RMA notification queues instead of VELO mailboxes
         #[arg(long)]
         rma: bool,
         /// Number of used slots at which the queue is full (default: always full)
@@ -115,7 +115,7 @@ pub enum FaultVerb {
         /// End the fault
         #[arg(long)]
         off: bool,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -124,13 +124,14 @@ pub enum FaultVerb {
     Retry {
         /// Node
         node: String,
-        /// On every n-th descriptor; 1 blocks all, 0 ends the fault
+        /// Report `retry` on every n-th descriptor; 1 blocks all descriptors, 0 ends the fault
         #[arg(long, group = "when")]
         every: Option<u32>,
-        /// While more than this number of messages wait for the target queue; `off` ends the fault
+        /// Report `retry` while more than this number of messages wait for the target queue; `off`
+        /// ends the fault
         #[arg(long, group = "when")]
         waiting: Option<String>,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -141,7 +142,7 @@ pub enum FaultVerb {
         /// End the fault and send the kept descriptors
         #[arg(long)]
         off: bool,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -153,7 +154,7 @@ pub enum FaultVerb {
         /// End the fault
         #[arg(long)]
         off: bool,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -178,7 +179,7 @@ pub enum FaultVerb {
         /// Number of messages, notifications or entries to lose; 0 ends the fault
         #[arg(long, requires = "ring", default_value_t = 1)]
         count: u32,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -191,7 +192,7 @@ pub enum FaultVerb {
         /// Delay in ms; 0 ends the fault and executes the delayed commands
         #[arg(long)]
         ms: u64,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -203,7 +204,7 @@ pub enum FaultVerb {
     Freeze {
         /// Node
         node: String,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -211,7 +212,7 @@ pub enum FaultVerb {
     Thaw {
         /// Node
         node: String,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -229,7 +230,7 @@ pub enum FaultVerb {
     NicOff {
         /// Node
         node: String,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -237,7 +238,7 @@ pub enum FaultVerb {
     NicOn {
         /// Node
         node: String,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -247,7 +248,7 @@ pub enum FaultVerb {
         node: String,
         /// Fields as JSON, for instance '{"revision":66}'
         fields: String,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -266,7 +267,7 @@ pub enum FaultVerb {
         /// Number of times that all packets are delivered
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         count: u32,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -280,7 +281,7 @@ pub enum FaultVerb {
         /// Register to set before the event, as OFFSET=VALUE (repeatable)
         #[arg(long = "set", value_parser = assignment)]
         set: Vec<(u32, u64)>,
-        /// NIC of the node
+        /// Number of the NIC in the node
         #[arg(long, default_value_t = 0)]
         nic: usize,
     },
@@ -597,16 +598,16 @@ pub fn fault(paths: &Paths, name: &str, verb: FaultVerb) -> Result<u8> {
     Ok(0)
 }
 
-/// Action on the trace.
+/// Action that `lab trace` performs on the trace.
 #[derive(Subcommand)]
 pub enum TraceVerb {
     /// Record register accesses, packets, DMA and faults from now on
     On,
     /// Stop recording
     Off,
-    /// Print the recorded trace; options as for `extoll-emu trace print`
+    /// Print the recorded trace
     Print {
-        /// For instance --kind hop --nic 0
+        /// Options of `extoll-emu trace print`, for instance --kind hop --nic 0
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },

@@ -49,7 +49,7 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // Fails if the terminal was closed, which does no harm.
+            // The call fails if the terminal was closed. This does no harm.
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Drain, before);
         }
     }

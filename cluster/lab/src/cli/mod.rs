@@ -53,7 +53,7 @@ enum Verb {
     Down {
         #[command(flatten)]
         which: Which,
-        /// All labs of this work tree
+        /// End all labs of this work tree
         #[arg(long)]
         all: bool,
     },
@@ -83,7 +83,7 @@ enum Verb {
         /// Print new lines as the log grows
         #[arg(short, long)]
         follow: bool,
-        /// Only the last N lines
+        /// Print only the last N lines
         #[arg(short = 'n', long, value_name = "N")]
         lines: Option<usize>,
         /// Print only the first sign of a defect, with some lines around it; exit status 1 if there
@@ -146,7 +146,8 @@ struct Up {
     /// Number of nodes (default: number in the topology, else 2)
     #[arg(long, value_name = "N")]
     nodes: Option<usize>,
-    /// single, pair, ring:N, mesh:AxB…, torus:AxB…, full:N, star:N, or a topology file
+    /// Topology of the fabric: single, pair, ring:N, mesh:AxB…, torus:AxB…, full:N, star:N, or a
+    /// topology file
     #[arg(long, value_name = "T")]
     topology: Option<String>,
     /// NICs per node
@@ -183,7 +184,7 @@ struct Up {
     /// Load modules, but do not set interfaces up
     #[arg(long)]
     no_net: bool,
-    /// Nodes without NIC, no emulator
+    /// Boot nodes without NICs and start no emulator
     #[arg(long, conflicts_with_all = ["topology", "nics", "accelerators", "accelerator"])]
     no_nic: bool,
     /// Don't start sshd
@@ -326,7 +327,7 @@ struct Exec {
     command: Vec<OsString>,
 }
 
-/// Returns true if the error only means that the reader of standard output has closed it.
+/// Returns true if the error only means that the reader of standard output has closed the pipe.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -348,7 +349,7 @@ pub fn shown(message: &str) -> String {
     let mut out = String::new();
     for part in text.split_inclusive("/out/lab") {
         match part.strip_suffix("/out/lab") {
-            // Replaces a whole path, not the end of a longer one.
+            // Replaces only whole paths, not the end of a longer path.
             Some(before)
                 if !before.ends_with(|c: char| c.is_alphanumeric() || "._-".contains(c)) =>
             {

@@ -112,7 +112,7 @@ fn unbind(lab: &Lab) -> Result<()> {
 /// Files stay open while the device is unbound and, if the kernel permits it, the modules are
 /// unloaded.
 ///
-/// Descriptors 3 to 5 are files of extoll, 6 and 7 of exn.
+/// Descriptors 3 to 5 belong to files of extoll, descriptors 6 and 7 to files of exn.
 const OPEN_FILES: &str = r#"
 fail() { echo "$*" >&2; exit 1; }
 count() { cat /sys/module/$1/refcnt; }

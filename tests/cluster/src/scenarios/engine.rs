@@ -111,7 +111,7 @@ fn completions(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// Runs `give_up` on node 0 while the NIC of node 1 is frozen.
+/// Runs the command `give_up` of `extoll_bench` on node 0 while the NIC of node 1 is frozen.
 fn while_frozen(lab: &Lab, words: &str) -> Result<Lines> {
     lab.fault(&["freeze", "1"])?;
     let script = format!(
@@ -125,7 +125,7 @@ fn while_frozen(lab: &Lab, words: &str) -> Result<Lines> {
     Ok(crate::cluster::pairs(&out.stdout))
 }
 
-/// Ends transfers early in the way `by`, and repeats one with the same memory.
+/// Ends transfers early by the method `by`. Then repeats a transfer with the same memory.
 fn ends_at_once(lab: &Lab, by: &str, outcome: &str) -> Result<()> {
     let there = offer(lab, "pages", 256 << 10, "rw", 41)?;
     let words = format!("{} bytes=262144 len=4096 count=24 seed=41", there.words);
@@ -212,7 +212,7 @@ fn listener(lab: &Lab) -> Result<()> {
     lab.until("notifications arrive at node 1", PATIENCE, |lab| {
         Ok(number(&lab.raw(1, "heard")?, "values")? > 10)
     })?;
-    // By the same engine, from its own port to its own port.
+    // The same engine transfers data from its own port to its own port.
     let other = format!("node=0 vpid={} nla={}", own["vpid"], own["nla"]);
     let words = "bytes=65536 frags=4 shared=1 timeout_ms=60000";
     let r = lab.raw(1, &format!("lists {other} {words} count=6 seed=62"))?;

@@ -21,7 +21,7 @@ pub const REFUSED: &[&str] = &[
     "host_msi_lost",
 ];
 
-/// Like [`REFUSED`], for processes that may be killed between a store and its fence
+/// Findings of processes that may be killed at any time, also between a store and its fence
 /// (docs/emulator.md, `nic.wc=lines`).
 pub const KILLED: &[&str] = &[
     "atu_stale_hits",
@@ -36,7 +36,7 @@ pub const KILLED: &[&str] = &[
     "wc_unfenced",
 ];
 
-/// Findings after the loss of a node or NIC during transfers. Its memory is lost with it.
+/// Findings after the loss of a node or NIC during transfers. The memory of the node is lost too.
 pub const TORN: &[&str] = &[
     "drops_incomplete_descriptor",
     "drops_translation",
@@ -74,8 +74,8 @@ pub const NOTHING_THERE: &[&str] = &[
     "host_dma_outside_memory",
 ];
 
-/// Like [`NOTHING_THERE`], for accesses by a borrowed device, and for a load that the host would
-/// have to answer while it waits for the device.
+/// Findings for accesses by a borrowed device to unoccupied bus addresses, and for a load that the
+/// host would have to answer while it waits for the device.
 pub const BORROWED: &[&str] = &[
     "drops_dma",
     "dma_faults",
@@ -83,8 +83,8 @@ pub const BORROWED: &[&str] = &[
     "host_peer_deadlocks",
 ];
 
-/// Like [`BORROWED`], for a device whose registers become unreachable before its driver is
-/// notified.
+/// Findings of [`BORROWED`], and those for a device whose registers become unreachable before its
+/// driver is notified.
 pub const TAKEN: &[&str] = &[
     "drops_dma",
     "dma_faults",
@@ -93,8 +93,8 @@ pub const TAKEN: &[&str] = &[
     "drops_smfu_no_interval",
 ];
 
-/// Like [`BORROWED`], for the loss of one end during transfers. Stores of the other end reach
-/// closed windows.
+/// Findings of [`BORROWED`], and those for the loss of one end during transfers. Stores of the
+/// other end reach closed windows.
 pub const CUT_OFF: &[&str] = &[
     "drops_dma",
     "dma_faults",

@@ -31,7 +31,8 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// Returns a number from the environment. Panics on other text, which fails the scenario.
+/// Returns a number from the environment. Panics if the text is not a number. The panic fails the
+/// scenario.
 fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => match text.parse() {
@@ -127,7 +128,8 @@ fn packet(rng: &mut Random, ports: &[(bool, u64)]) -> String {
                 6 => 1 + rng.below(8),
                 _ => rng.below(4097),
             };
-            // Beyond all registered memory, and in the first page, which is never registered.
+            // The address is beyond all registered memory or in the first page, which is never
+            // registered.
             let address = rng.one(&[0, 8, 1 << 46]) | rng.below(1 << 12);
             let mode = 4 | (rng.below(32) << 1);
             let size = rng.one(&[0, 1, 8, 120]);
@@ -271,7 +273,7 @@ fn fabric(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Delivers batches for the given time. No flow may end during it.
+/// Delivers batches for the given time. No flow may end during that time.
 fn bombard(lab: &Lab, seed: u64, time: Duration, flows: &mut [Flow]) -> Result<()> {
     let mut rng = Random(SmallRng::seed_from_u64(seed));
     let (start, mut delivered) = (Instant::now(), 0);

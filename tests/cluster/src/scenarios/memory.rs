@@ -64,7 +64,7 @@ pub fn end(lab: &Lab) -> Result<()> {
 
 /// An offer on node 1, as words for the commands that use it.
 pub struct Offer {
-    /// Node, VPID and NLA.
+    /// Words for node, VPID and NLA.
     pub words: String,
     bytes: u64,
 }
@@ -156,8 +156,8 @@ fn with_large_pages(lab: &Lab, number: usize) -> Result<()> {
     node.load(extoll("extoll.atu_page_kib=1048576"))
 }
 
-/// Every kind of memory can be copied from and to every other. Hardware pages are large if the
-/// memory permits it.
+/// Data can be copied from every kind of memory to every other kind. Hardware pages are large if
+/// the memory permits it.
 fn kinds(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         with_large_pages(lab, number)?;
@@ -362,8 +362,8 @@ fn revoke_in_transfer(lab: &Lab) -> Result<()> {
     lab.raw(1, "withdraw").map(drop)
 }
 
-/// Frequent registration needs a new address table only when the slots of the previous one are used
-/// up.
+/// Frequent registration needs a new address table only when the slots of the previous table are
+/// used up.
 fn tables(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let made = |lab| node(lab, 0).atu("tables_made");
@@ -511,7 +511,8 @@ fn locks(lab: &Lab) -> Result<()> {
     end(lab)
 }
 
-/// A lost answer lets only its own operation time out, not later ones, whose answers look the same.
+/// A lost answer lets only its own operation time out. Later operations succeed, although their
+/// answers look the same.
 fn lost_answers(lab: &Lab) -> Result<()> {
     begin(lab)?;
     let there = offer(lab, "pages", 4096, "rw", 1)?;
@@ -610,7 +611,7 @@ fn load_cost(lab: &Lab) -> Result<()> {
             .collect()
     };
     node(lab, 0).unload()?;
-    // The second load is measured, so that caches filled by the first do not count.
+    // The second load is measured, so that the caches that the first load fills do not count.
     lab.ok(0, "modprobe extoll && rmmod extoll")?;
     let before = measure()?;
     lab.ok(0, "modprobe extoll")?;

@@ -13,7 +13,7 @@ pub const DEV: &str =
 /// Maximum duration of one series of pings.
 const PINGING: Duration = Duration::from_secs(40);
 
-/// Returns the volume or number of rounds: `usual`, or `all` in a full run.
+/// Returns the amount of work of a test: `usual`, or `all` in a full run.
 pub fn volume<T>(usual: T, all: T) -> T {
     if full() {
         all

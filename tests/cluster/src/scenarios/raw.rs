@@ -179,7 +179,7 @@ fn bad_commands(lab: &Lab) -> Result<()> {
     refused("get node=1 node", "not of the form")?;
     refused("status nic=1", "no NIC number 1")?;
     refused("serve", "cannot serve")?;
-    // This VPID is closed, so the run ends at its deadline.
+    // VPID 7 is closed, so the commands end at their deadline.
     refused("pingpong node=1 vpid=7 timeout_ms=500", "ended early")?;
     refused("get node=1 vpid=7 timeout_ms=500", "no answer from node 1")?;
     // The failed commands left no resource in use.

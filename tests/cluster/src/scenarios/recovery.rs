@@ -52,7 +52,7 @@ fn lose_one(lab: &Lab, ring: &str, number: u32) -> Result<()> {
     Ok(())
 }
 
-/// Rings, with the reasons that count their lost writes.
+/// Names of the rings, and numbers of the reasons that count their lost writes.
 const RINGS: [(&str, u32); 3] = [("velo", 19), ("rma", 20), ("snq", 21)];
 
 /// Single writes into each ring are lost while data flow in both directions. All data arrive, and

@@ -63,7 +63,8 @@ fn was_refused(
     );
     let dev = sh(lab, "echo $dev")?;
     let log = lab.log_since(mark)?;
-    // Lines of the driver and the driver core. The PCI core may report that it enables the device.
+    // Selects the lines of the driver and the driver core. The PCI core may report that it enables
+    // the device.
     let said: Vec<&str> = log
         .lines()
         .filter_map(|l| l.split_once(&format!("extoll {}: ", dev.trim())))

@@ -235,7 +235,7 @@ fn sparse(lab: &Lab, user: u32, tables: u64) -> Result<()> {
 }
 
 /// Checks that a user, or root, can keep exactly `tables` tables with one page each. Returns false
-/// if that took longer than the hold-off time of NLAs.
+/// if the test took longer than the hold-off time of NLAs.
 fn sparse_user(lab: &Lab, user: u32, tables: u64) -> Result<bool> {
     let node = node(lab, 0);
     let limited = user != 0;

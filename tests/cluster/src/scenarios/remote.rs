@@ -120,7 +120,7 @@ fn rra_batch(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// An open target receives stores. An invalid target is rejected. No store arrives after a target
+/// An open target receives stores. An invalid target is rejected. No store arrives after the target
 /// was closed.
 fn smfu_target(lab: &Lab) -> Result<()> {
     bench(lab)?;
@@ -131,7 +131,7 @@ fn smfu_target(lab: &Lab) -> Result<()> {
                 "smfu op=target interval=9 bytes=0x4000 offset=0x128 ms=4000",
             )
         });
-        // Stores before, during and after the time in which the target is open.
+        // The stores begin before the target opens and end after it was closed.
         for n in 1..=60 {
             lab.raw(
                 0,

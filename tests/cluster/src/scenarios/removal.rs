@@ -27,7 +27,8 @@ const VICTIM: usize = 1;
 /// Time that flows need to detect the removal and to end.
 const SOON: Duration = Duration::from_millis(2 * (DEADLINE + SLACK));
 
-/// Sets `dev` to the NIC's PCI address, from a file because the kernel removes the device.
+/// Sets `dev` to the NIC's PCI address. The address comes from a file, because the kernel removes
+/// the device.
 const DEV: &str = "dev=$(cat /tmp/nic); ";
 
 fn flows(lab: &Lab) -> Result<Vec<Flow>> {
@@ -165,7 +166,7 @@ fn once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Number of resets.
+/// Number of resets of the NIC in the scenario.
 const RESETS: u32 = 2;
 
 /// When an administrator resets the NIC in use, its users get an error, the driver starts again,
@@ -299,8 +300,8 @@ fn begins_anew(lab: &Lab, command: &str, reason: &str) -> Result<()> {
     node(lab, 0).pings(20, "-i 0.02 -s 9000")
 }
 
-/// Registers are overwritten with their reset values, like in a reset without a callback to the
-/// driver. The driver recovers.
+/// Registers are overwritten with their reset values, as a reset without a callback to the driver
+/// would do. The driver recovers.
 fn lost_registers(lab: &Lab) -> Result<()> {
     let dev = node(lab, VICTIM).pci()?;
     // The system notification queue is stopped first, because it would write to address 0.

@@ -16,9 +16,9 @@ pub(super) const SLACK: u64 = 20_000;
 /// Kind of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// VELO, RMA and locks from a user program.
+    /// VELO messages, RMA transfers and locks of a user program.
     User,
-    /// VELO, RMA and locks from a kernel module.
+    /// VELO messages, RMA transfers and locks of a kernel module.
     Kernel,
     /// TCP connections over the network driver, with a few kilobytes in each direction.
     Tcp,
@@ -57,7 +57,7 @@ impl Flow {
         self.from == node || self.to == node
     }
 
-    /// Starts the other side and the flow.
+    /// Starts the peer's server and the flow.
     fn start(lab: &Lab, what: (Kind, usize, usize)) -> Result<Self> {
         Self::start_as(lab, what, "")
     }

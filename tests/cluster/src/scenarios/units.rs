@@ -108,7 +108,8 @@ fn read_write(lab: &Lab) -> Result<()> {
         let out = lab.sh_for(0, &format!("{RF} && echo '{bad}' > {scratch}"), PATIENCE)?;
         ensure!(out.status != 0, "'{bad}' was accepted");
     }
-    // A register with a read side effect is read only by command.
+    // A register with a read side effect is read only after the command "read" was written to its
+    // file.
     let fifo = "extoll_rf_pcie_rf_bridge_rf_pcie_to_htoc_backdoor_data";
     let out = lab.sh_for(0, &format!("{RF} && cat {fifo}"), PATIENCE)?;
     ensure!(out.status != 0, "{fifo} can be read: {}", out.stdout);
@@ -146,7 +147,7 @@ fn open_at_unbind(lab: &Lab) -> Result<()> {
     node(lab, 0).back()
 }
 
-/// The debugfs dump shows registers and reads none that has side effects.
+/// The debugfs dump shows registers. It reads no register that has side effects.
 fn dump(lab: &Lab) -> Result<()> {
     lab.run("trace", &["on"], PATIENCE)?;
     let text = lab.ok_for(
@@ -417,7 +418,7 @@ fn smfu_timeout(lab: &Lab) -> Result<()> {
 fn smfu_no_export(lab: &Lab) -> Result<()> {
     node(lab, 1).reload(extoll("extoll.smfu_target_kib=0"))?;
     bench(lab)?;
-    // Addresses of the kernel's code.
+    // The kernel's code is at these addresses.
     for offset in [0, 0x100_0000, 0x100_1000] {
         let command = format!("smfu op=read node=1 bytes=0x2000000 offset={offset}");
         match value(lab, 0, &command) {
@@ -569,7 +570,7 @@ fn two_nics(lab: &Lab) -> Result<()> {
     bench(lab)?;
     let dirs = lab.ok(0, "ls -d /sys/kernel/debug/extoll-0000:* | wc -l; ls -d /sys/bus/pci/drivers/extoll/0000:*/extoll_rf | wc -l")?;
     ensure!(dirs.split_whitespace().eq(["2", "2"]), "{dirs}");
-    // The NICs have separate registers, and each reaches all nodes.
+    // The NICs have separate registers, and each NIC reaches all nodes.
     for nic in 0..2 {
         for to in 0..4 {
             let command = format!("rra nic={nic} node={to} offset=0x8008 timeout_us=5000000");

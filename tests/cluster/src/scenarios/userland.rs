@@ -40,7 +40,7 @@ fn source(path: &str) -> PathBuf {
         .join(path)
 }
 
-/// Returns the path of a program of the same build.
+/// Returns the path of a program that was built together with this one.
 pub fn built(name: &str) -> PathBuf {
     let mut path = std::env::current_exe().unwrap_or_default();
     path.set_file_name(name);
@@ -191,7 +191,7 @@ fn c_calls(lab: &Lab) -> Result<()> {
     nothing_left(lab)
 }
 
-/// extoll-ping works by address, name and number, and reports errors clearly.
+/// extoll-ping accepts an address, a name or a node number, and reports errors clearly.
 fn ping(lab: &Lab) -> Result<()> {
     c_program(lab, "examples", "velo_echo", "libvelo")?;
     for user in USERS {
@@ -364,7 +364,7 @@ const PERF: &[Measurement] = &[
     ("velo-lat node1 -D 0.5", 0, &[8], "velo_sent", 2),
 ];
 
-/// Checks a line of a report: size, number of iterations, and figures that agree with each other.
+/// Checks a line of a report: size, number of iterations, and figures that must be consistent.
 fn is_plausible(line: &Value, is_latency: bool, iterations: u64, size: u64) -> Result<()> {
     let number = |value: &Value| value.as_f64().context("not a number");
     ensure!(line["bytes"] == size, "not {size} bytes: {line}");
@@ -678,7 +678,7 @@ fn trace(lab: &Lab) -> Result<()> {
     lab.ok(0, "pkill -INT -x extoll-trace")?;
     let out = traced.wait(PATIENCE)?;
     all.with_context(|| lab.ok(0, "tail -n 50 /tmp/trace").unwrap_or_default())?;
-    // A trace ended by a signal removes its buffer.
+    // A trace that a signal ends removes its buffer.
     ensure!(out.status == 0, "{out:?}");
     // The trace ends by itself after three events.
     let traced = tracing(lab, "extoll-trace --json -e interrupt -c 3")?;

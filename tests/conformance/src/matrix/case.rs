@@ -19,7 +19,7 @@ pub const BATCH: usize = 32;
 pub const SLOT: u64 = 3 * 4096;
 /// Bytes of memory for a long transfer: five pages of 2 MiB. Only one long transfer runs at a time.
 pub const LARGE_SLOT: u64 = 10 << 20;
-/// Register for tests: scratchpad 4 (HW §4.3).
+/// Offset of the register that the tests access: scratchpad 4 (HW §4.3).
 const SCRATCHPAD: u64 = 0x8060;
 
 /// Lengths in bytes: whole quadwords, ends of fragments and pages, and one byte more or less than
@@ -54,7 +54,7 @@ pub enum Plan {
 pub struct Extent {
     /// Every n-th combination of the cross product is run; 1 means all.
     pub every: usize,
-    /// True to run every specification, class and alignment of long transfers as well.
+    /// True if every specification, class and alignment of long transfers is run.
     pub full: bool,
 }
 
@@ -120,7 +120,7 @@ pub struct Id {
 pub struct Ends {
     pub origin: Id,
     pub target: Id,
-    /// Addresses of the combination's bytes.
+    /// Addresses of the combination's data at the origin (`local`) and the target (`remote`).
     pub local: u64,
     pub remote: u64,
 }
@@ -280,7 +280,7 @@ impl Case {
         };
         match self.kind {
             Kind::Get { .. } | Kind::Put { .. } => {
-                // Each command of a split transfer notifies.
+                // Each command of a split transfer causes a notification.
                 let mut words = vec![];
                 for before in (0..u64::from(self.len)).step_by(MAX_LEN as usize) {
                     let len = (u64::from(self.len) - before).min(MAX_LEN.into());
@@ -660,7 +660,8 @@ mod tests {
             with_options.insert((key, c.page.index() & 0xF, c.modifiers.ntr));
             with_places.insert((key, c.local, c.remote));
         }
-        // Byte commands have 11 sizes and 81 pairs of offsets, quadword commands 4 and 9.
+        // Byte commands have 11 sizes and 81 pairs of offsets. Quadword commands have 4 sizes and 9
+        // pairs of offsets.
         assert_eq!(with_places.len(), 2 * 8 * 2 * (11 * 81 + 4 * 9));
         assert_eq!(with_options.len(), 2 * 8 * 2 * (11 + 4) * 16);
     }

@@ -339,9 +339,9 @@ impl Side {
             }
     }
 
-    /// Receives notifications until all expected ones and `syncs` synchronising ones have arrived.
-    /// Returns a line for each failure. Notifications of the same unit, command and class must
-    /// arrive in the order of the commands.
+    /// Receives notifications until all expected notifications and `syncs` synchronising
+    /// notifications have arrived. Returns a line for each failure. Notifications of the same unit,
+    /// command and class must arrive in the order of the commands.
     pub fn collect(
         &self,
         batch: &[Case],
@@ -385,7 +385,7 @@ impl Side {
                 Err(e) => bail!("{e}"),
             }
         }
-        // Unexpected notifications would have arrived before the expected ones.
+        // Unexpected notifications would have arrived before the expected notifications.
         take_all(&self.port, &mut take)?;
         // Repeats the last commands if the NIC rejected them, because later waits of this side do
         // not repeat them.

@@ -203,7 +203,8 @@ fn neighbour(lab: &Lab) -> Result<()> {
         times.push(time.parse::<u32>()?);
     }
     ensure!(times.len() == 6, "{said}");
-    // Compares the median of the later connects, because single ones may have waited for a CPU.
+    // Compares the median of the later connects, because a single connect may have waited for a
+    // CPU.
     times[1..].sort_unstable();
     ensure!(times[0] >= 20 && 4 * times[3] < 3 * times[0], "{said}");
     let server = serve(lab, 1, "", "alias4 0.0.0.0 7731")?;
@@ -254,7 +255,7 @@ fn user(lab: &Lab) -> Result<()> {
         node(lab, 0).until("it has connections", "grep -q . /tmp/held")?;
         let said = lab.ok(0, "cat /tmp/held")?;
         ensure!(said.trim() == "held 3/0 3/0 2/20", "{said}");
-        // Each user has a separate limit, and root has none.
+        // Each user has a separate limit, and root has no limit.
         let line = format!("</dev/null {} 2>&1", program(&other));
         let said = lab.ok(0, &line)?;
         ensure!(said.trim() == "held 3/0 3/0 2/20", "another user: {said}");
@@ -294,8 +295,8 @@ fn itself(lab: &Lab) -> Result<()> {
 fn two_nics(lab: &Lab) -> Result<()> {
     for n in 0..2 {
         // Both interfaces receive each address request, and only the interface with the address may
-        // answer. The address from the lab is removed. Requests would have it as source, and a node
-        // whose NIC was bound again has no route back to it.
+        // answer. The address that the lab assigned to exn1 is removed. Requests would have this
+        // address as source, and a node whose NIC was bound again has no route back to it.
         let second = format!(
             "cd /proc/sys/net/ipv4/conf/all && echo 1 >arp_ignore && echo 2 >arp_announce && \
              ip -4 addr flush dev exn1 && ip addr replace 10.3.0.{}/24 broadcast + dev exn1 && ip link set exn1 up && \

@@ -102,7 +102,7 @@ fn run(lab: &Lab, words: &str) -> Result<String> {
 }
 
 /// Data of all sizes arrive unchanged in both directions at the same time, with blocking calls and
-/// with epoll. TCP carries none of them.
+/// with epoll. TCP carries none of the data.
 fn direct_echo(lab: &Lab) -> Result<()> {
     let first = seed().unwrap_or(1) % 1_000_000;
     for (n, kind) in (0..).zip(["extl4", "alias4", "extl6", "alias6"]) {
@@ -127,10 +127,10 @@ fn direct_echo(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Many threads with random sizes can use connections at the same time.
+/// Many threads can exchange data of random sizes on their connections at the same time.
 fn direct_threads(lab: &Lab) -> Result<()> {
     // A slow machine takes seconds to accept all connections, because it also creates rings for
-    // each. The time-out is longer, so that TCP carries none of them.
+    // each. The time-out is longer, so that TCP carries none of the data.
     with_options(
         lab,
         "af_extl.ask_ms=20 af_extl.asks=50 af_extl.accept_ms=30000 af_extl.zero_copy_kib=128",

@@ -161,7 +161,7 @@ fn switch_static(lab: &Lab) -> Result<()> {
         again.status == 2 && again.stderr.contains("nothing is enabled"),
         "{again:?}"
     );
-    // Unprivileged users can't enable it.
+    // Unprivileged users can't enable the switch.
     let line = "setpriv --reuid 1000 --clear-groups --inh-caps=-all extlctl enable";
     let other = lab.sh_for(0, line, PATIENCE)?;
     ensure!(other.status == 2, "{other:?}");
@@ -216,7 +216,7 @@ fn switch_cgroup(lab: &Lab) -> Result<()> {
             let found = listed(lab, &before, 7670)?;
             ensure!(found == expected, "{before}: {found}");
         }
-        // A group below can have another selection.
+        // Another group can select other programs.
         let line = format!("extlctl enable --cgroup {GROUP}-other --not python3");
         lab.ok(0, &line)?;
         let found = listed(lab, &inside(&format!("{GROUP}-other")), 7671)?;
@@ -228,7 +228,7 @@ fn switch_cgroup(lab: &Lab) -> Result<()> {
         ] {
             ensure!(said.contains(&part), "{said}");
         }
-        // A removed group is shown as such and can be disabled with all others.
+        // The status shows a removed group as removed. Its switch can be disabled with all others.
         lab.ok(0, &format!("rmdir {GROUP}-other"))?;
         let said = lab.ok(0, "extlctl status")?;
         ensure!(said.contains("-other (removed): "), "{said}");

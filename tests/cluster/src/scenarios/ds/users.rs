@@ -199,8 +199,8 @@ fn redis(lab: &Lab) -> Result<()> {
 /// iperf3 works in both directions and with several streams.
 fn iperf3(lab: &Lab) -> Result<()> {
     for options in ["-n 8M", "-R -n 8M", "--bidir -t 2", "-P 4 -t 2 -Z"] {
-        // One server for each client, because it would reject a client while busy with the previous
-        // one.
+        // Each client gets a new server, because a server rejects clients while it is busy with the
+        // previous client.
         let server = serve(lab, "exec iperf3 -s -1 -p 7821 >/dev/null", 7821)?;
         let said = ask(lab, &format!("iperf3 -c node1 -p 7821 {options} --json"))?;
         ensure!(!said.contains("\"error\""), "{options}: {said}");
@@ -209,7 +209,7 @@ fn iperf3(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// nginx with sendfile works, and so does ab.
+/// nginx with sendfile works with the client ab.
 fn nginx(lab: &Lab) -> Result<()> {
     files(lab, 1, "/tmp/www")?;
     let conf = "daemon off; pid /tmp/nginx.pid; worker_processes 2; error_log /tmp/nginx.log; events { worker_connections 200; } \

@@ -392,7 +392,8 @@ fn endless_fragments(lab: &Lab) -> Result<()> {
         target.forge(&endless, 10)?;
         target.reaches(&TOO_LONG, 11)?;
         target.is_idle()?;
-        // Up to 64 sources may have partial frames. Further sources displace the oldest.
+        // Up to 64 sources may have partial frames. The fragment of a further source displaces the
+        // oldest partial frame.
         let before = sum(&STALE, &PARTIALS)?;
         target.forge(&many, 1)?;
         lab.until("all partial frames are discarded", PATIENCE, |_| {

@@ -115,7 +115,7 @@ fn default_node(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// `mac` is the beginning of all addresses.
+/// The parameter `mac` sets the first bytes of all MAC addresses.
 fn prefix(lab: &Lab) -> Result<()> {
     both_with(lab, "mac=0x0e112233")?;
     for n in 0..2 {

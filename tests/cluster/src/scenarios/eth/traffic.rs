@@ -160,7 +160,7 @@ fn ping_ipv6(lab: &Lab) -> Result<()> {
 
 /// Runs iperf3 from node 0 to node 1. Returns its report.
 fn iperf3(lab: &Lab, options: &str) -> Result<Value> {
-    // A new server and port for each run, because a server that is still ending its last test
+    // Each run gets a new server and port, because a server that is still ending its last test
     // resets the next client's connection.
     static PORT: AtomicU16 = AtomicU16::new(5300);
     let port = PORT.fetch_add(1, Ordering::Relaxed);

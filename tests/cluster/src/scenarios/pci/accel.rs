@@ -205,7 +205,7 @@ fn stale(lab: &Lab, node: usize) -> Result<()> {
 
 fn gone(lab: &Lab, node: usize) -> Result<()> {
     lab.until("the device is removed", PATIENCE, |lab| {
-        // The device may be removed during the call.
+        // lspci may fail, because the device may be removed while lspci runs.
         let out = lab.sh_for(node, &format!("lspci -Dn -d {ID}"), PATIENCE)?;
         Ok(out.status == 0 && out.stdout.is_empty())
     })
@@ -478,8 +478,8 @@ fn accelerator_hostile(lab: &Lab) -> Result<()> {
     end(lab, &[0])
 }
 
-/// A device whose NIC answers, but which does not answer configuration accesses, counts as lost
-/// after eight of them. Each such access delays register accesses of all devices.
+/// A device whose NIC answers counts as lost after eight configuration accesses without an answer
+/// from the device. Each unanswered access delays register accesses of all devices.
 fn accelerator_mute(lab: &Lab) -> Result<()> {
     load(lab, 0)?;
     refused(lab, 0, "list --node 1", "has not been enrolled")?;

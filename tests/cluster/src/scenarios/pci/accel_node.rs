@@ -157,9 +157,9 @@ fn borrowed(lab: &Lab) -> Result<()> {
 /// Reason of the base driver for failed transactions (docs/driver.md).
 const BACKDOOR: u32 = 41;
 
-/// The driver's transactions with the lender's backdoor registers work. They are configuration
-/// cycles, in process context and with a lock held. Transactions exclude each other, an unfinished
-/// transaction is undone, and a read returns all ones if the device does not answer.
+/// The driver's transactions with the lender's backdoor registers work. They make configuration
+/// accesses, in process context and with a lock held. Transactions exclude each other, an
+/// unfinished transaction is undone, and a read returns all ones if the device does not answer.
 fn backdoor(lab: &Lab) -> Result<()> {
     lab.ok(0, "modprobe extoll_bench")?;
     let way = format!("node={LENDER} timeout_us=1000000");

@@ -205,7 +205,7 @@ fn drive_taken_away(lab: &Lab) -> Result<()> {
     gone(lab)?;
     let forced = more(lab, 0, &LOST, &lost)?;
     ensure!(forced == [1, 0], "not taken by force: {forced:?}");
-    // The driver's message about `error_detected`.
+    // The driver logs this message in its callback `error_detected`.
     lab.ok(0, "dmesg | grep 'nvme.*request disconnect'")?;
     lab.ok(
         LENDER,
@@ -224,7 +224,8 @@ fn drive_taken_away(lab: &Lab) -> Result<()> {
     end(lab, &address).map(drop)
 }
 
-/// The drive works with maximum delays and reordering too. The test writes little and reads more.
+/// The drive works on a fabric with maximum delays and reordering. The test writes little and reads
+/// more.
 fn drive_unkind(lab: &Lab) -> Result<()> {
     let address = offer(lab)?;
     let domain = borrow(lab, &address)?;
@@ -323,19 +324,20 @@ fn drive_iommu(lab: &Lab) -> Result<()> {
     end(lab, &address).map(drop)
 }
 
-/// Administrators' tools can access all registers of the borrowed drive. The registers that
-/// identify it are the drive's own.
+/// Administrators' tools can access all registers of the borrowed drive. Registers that identify
+/// the device have the values of the drive.
 fn registers(lab: &Lab, domain: &str, address: &str) -> Result<()> {
     let here = format!("{}:00:00.0", domain.trim_start_matches("0x"));
     let dump = |number: usize, at: &str| -> Result<Vec<String>> {
         let shown = lab.ok(number, &format!("lspci -xxxx -s {at}"))?;
-        // Lines with an offset and 16 bytes.
+        // Lines of the dump have an offset and 16 bytes.
         let lines = shown.lines().filter(|l| l.split_whitespace().count() == 17);
         Ok(lines.map(str::to_owned).collect())
     };
     let (borrowed, own) = (dump(0, &here)?, dump(LENDER, address)?);
     ensure!(borrowed.len() == 256 && own.len() == 256, "{borrowed:?}");
-    // IDs, the PCI Express capability (0x80), and the extended registers above 256 bytes.
+    // Compares the IDs, the PCI Express capability (0x80), and the extended registers above 256
+    // bytes.
     ensure!(
         borrowed[0][..15] == own[0][..15],
         "{} {}",

@@ -60,8 +60,8 @@ fn number(line: &serde_json::Value, name: &str) -> Result<u64> {
 }
 
 /// QEMU's `edu` device works at the borrower: through its sysfs file, then with a driver for
-/// registers, memory and interrupts. It reaches only permitted memory, and its lender can use it
-/// again afterwards.
+/// registers, memory and interrupts. The device accesses only permitted memory. After the return,
+/// the lender can use it again.
 fn edu(lab: &Lab) -> Result<()> {
     prepare(lab)?;
     let address = first(lab, LENDER, EDU)?;
@@ -133,7 +133,7 @@ fn outside(lab: &Lab, lease: &Lease) -> Result<()> {
         LENDER,
         &format!("awk 'NR == 3 {{print $2}}' /sys/bus/pci/devices/{nic}/resource"),
     )?;
-    // The last page of the NIC's window, where no interval is.
+    // The last page of the NIC's window belongs to no interval.
     let place = hex(&end)? & !0xFFF;
     let told = node(lab, LENDER).reason(SMFU_TIMEOUT)?;
     let before = nowhere(lab)?;

@@ -215,7 +215,7 @@ fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
         (0x1_0000..0x3_0000).contains(&version),
         "VS {version:#x} at {VS}"
     );
-    // Stores of 4 and 8 bytes, and a load that returns them.
+    // Makes stores of 4 and 8 bytes, and loads that return the stored values.
     let stores = [
         format!("W{AQA:#x}=0x1f001f"),
         format!("D{ASQ:#x}=0x12345000"),
@@ -272,7 +272,7 @@ fn over_the_fabric(lab: &Lab, device: &str) -> Result<()> {
 
 /// Value of the ID register of QEMU's `edu`.
 const EDU: u64 = 0x0100_00ED;
-/// Number of loads of each side.
+/// Number of loads that each node makes.
 const MANY: usize = 100;
 
 /// Both nodes load from the other's device at the same time. QEMU can't answer two loads that

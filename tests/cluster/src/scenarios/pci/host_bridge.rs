@@ -135,7 +135,7 @@ fn one(lab: &Lab, kind: &str) -> Result<()> {
         ],
     )?;
     interrupts(lab, kind)?;
-    // The driver can be unbound and bound.
+    // The driver can be unbound and bound again.
     lab.ok(
         0,
         &format!("{DEVICE}; cd /sys/bus/pci/drivers/soft_pci; echo $dev >unbind; echo $dev >bind"),
@@ -176,7 +176,7 @@ fn interrupts(lab: &Lab, kind: &str) -> Result<()> {
     let vectors = seen.lines().filter(|l| l.contains(&chip)).count();
     ensure!(vectors == 8, "{vectors} interrupts of {chip}: {seen}");
     ensure!(seen.contains("PCI of another node"), "no window: {seen}");
-    // Any affinity can be set.
+    // Every interrupt affinity can be set.
     lab.ok(
         0,
         &format!(
@@ -242,7 +242,7 @@ fn below_nic(lab: &Lab) -> Result<()> {
     ensure!(claimed()? == 0, "the window is left");
     lab.ok(0, "echo 1 >/sys/bus/pci/rescan")?;
     // A driver that is bound while devices are added can't create a bridge, because that takes the
-    // same lock (EBUSY). It is bound by hand later.
+    // same lock (EBUSY). The scenario binds the driver later.
     let bind = "cd /sys/bus/auxiliary && for d in devices/extoll.vpci.*; do \
                 [ -e $d/driver ] || echo ${d##*/} >drivers/soft_pci.soft_pci/bind; done";
     lab.until("the NIC is back", PATIENCE, |lab| {

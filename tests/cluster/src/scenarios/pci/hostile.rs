@@ -58,8 +58,8 @@ fn forge(lab: &Lab, to: usize, packets: &[String], count: u32) -> Result<()> {
     lab.fault(&words).map(drop)
 }
 
-/// Malformed messages, messages of programs and of nodes without a lease are counted and do not
-/// affect the existing lease.
+/// Malformed messages, messages of programs, and messages of nodes without a lease are counted.
+/// They do not affect the existing lease.
 fn hostile_messages(lab: &Lab) -> Result<()> {
     for number in 0..2 {
         load(lab, number, OPTIONS)?;

@@ -26,7 +26,7 @@ pub const PAIR: Spec = Spec::pair().append(&["iommu.passthrough=1"]).devices(&[
     at(0, Model::Edu),
 ]);
 
-/// Kinds of devices for `lspci -d`.
+/// Classes or IDs of the devices, as options of `lspci -d`.
 pub const DRIVE: &str = "::0108";
 pub const EDU: &str = "1234:11e8";
 pub const CARD: &str = "8086:10d3";
@@ -158,7 +158,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Waits until the device is removed by itself.
+    /// Waits until the kernel has removed the device without a command to return it.
     pub fn gone(&self, lab: &Lab) -> Result<()> {
         lab.until("the device is removed", LONG, |lab| {
             let left = lab.sh_for(self.node, &format!("[ -e {} ]", self.directory()), PATIENCE)?;
