@@ -11,7 +11,8 @@ from device import iow, map_fd
 
 def main():
     f = os.open("/dev/extoll/extoll_rf_access", os.O_RDWR)
-    # Registers are written by RMA, because the lender's SMFU is not enabled yet, and with a long time-out.
+    # Registers are written by RMA with a long time-out, because the lender's SMFU is not enabled
+    # yet.
     for number, value in (3, 0), (5, 10_000_000):
         fcntl.ioctl(f, iow(ord("n"), number, 8), struct.pack("=Q", value))
     s = os.open("/dev/extoll/smfu2", os.O_RDWR)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Accesses BAR 0 of a PCI device of this node: `bar.py DEVICE WORD…` with DEVICE like
 0000:01:00.0. `R8` reads and `W8=0x1` writes 32 bits at an offset in the BAR; `Q0` reads and
-`D8=0x1` writes 64 bits. Prints the values read. `P` pauses for 150 ms; `S1000:8=0x1` stores 32 bits a thousand
-times."""
+`D8=0x1` writes 64 bits. Prints the values read. `P` pauses for 150 ms; `S1000:8=0x1` stores 32 bits a
+thousand times."""
 import ctypes, mmap, os, re, sys, time
 
 from device import map_fd

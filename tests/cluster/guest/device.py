@@ -70,8 +70,8 @@ def memory(pages):
 
 class Device:
     def __init__(self, name, flags=os.O_RDWR, vpid=None):
-        """Opens a device file. With a VPID, opens it again until this VPID is assigned, because VPIDs are
-        assigned in turn."""
+        """Opens a device file. With a VPID, opens it again until this VPID is assigned, because VPIDs
+        are assigned in turn."""
         for _ in range(600):
             self.fd = os.open(f"/dev/extoll/{name}", flags | os.O_CLOEXEC)
             self.maps = []
@@ -90,8 +90,8 @@ class Device:
         return result
 
     def fence(self, page):
-        """Fences a descriptor. Must be called after each descriptor. A real CPU writes its buffers back
-        before the slow interpreter continues, but an emulator needs an explicit fence."""
+        """Fences a descriptor. Must be called after each descriptor. A real CPU writes its buffers
+        back before the slow interpreter continues, but an emulator needs an explicit fence."""
         if self.marks:
             store(page + MARK, 0)
 

@@ -68,7 +68,7 @@ def client_closes(far):
     near.sendall(b"A")
     near.close()
     first = far.call("read", 1), far.call("recv", 1)
-    # The peer's first send is answered by a reset.
+    # A reset answers the peer's first send.
     far.call("send", b"B")
     far.call("wait", 0.3)
     return first, far.call("send", b"B")
@@ -108,7 +108,7 @@ def peeks(far):
     half = len(PIECE) // 2
     seen = [near.recv(n, socket.MSG_PEEK) == PIECE[:n] for n in (1, half, len(PIECE))]
     first = extl.exactly(near, half) == PIECE[:half]
-    # Also after a partial receive (Stream MSG_PEEK after partial recv).
+    # Peeks after a partial receive too (Stream MSG_PEEK after partial recv).
     seen.append(near.recv(len(PIECE), socket.MSG_PEEK) == PIECE[half:])
     return nothing, seen, first, extl.exactly(near, len(PIECE) - half) == PIECE[half:], near.close()
 
@@ -130,7 +130,7 @@ def low_water_full(far):
     woken, though the sender was blocked."""
     sent = 300_000
     if far.kind == "tcp4":
-        # TCP may need minutes for it, with segments as long as the window.
+        # TCP may need minutes for this test, with segments as long as the window.
         return sent, None
     near = pair(far)
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 20_000)

@@ -5,10 +5,10 @@ extl_connect.py serve KIND HOST PORT OPTION ... echoes; options: deferred (TCP_D
                                                 slow=N (accepts each of the first N connections after 1 s)
 extl_connect.py ask KIND HOST PORT COUNT        makes COUNT connections in a row, each with an echo; prints mode
                                                 and reason of each
-extl_connect.py signed KIND HOST PORT           like `ask` with 1, from a socket that signs segments to another peer
+extl_connect.py signed KIND HOST PORT           makes one connection like `ask`, from a socket that signs segments to another peer
 extl_connect.py ports KIND HOST PORT COUNT      makes COUNT connections in a row; prints the median distance between
                                                 consecutive local ports
-extl_connect.py many KIND COUNT HOST:PORT ...   makes COUNT connections to each at the same time, then an echo in each
+extl_connect.py many KIND COUNT HOST:PORT ...   makes COUNT connections to each address at the same time, then an echo in each connection
 extl_connect.py held KIND HOST PORT COUNT USER  makes COUNT connections of a user; prints mode and reason of each, and
                                                 holds them
 extl_connect.py dead KIND HOST PORT COUNT       makes COUNT non-blocking connects; prints time in ms, mode and reason
@@ -69,7 +69,7 @@ def serve(kind, host, port, options):
 
 def connect(kind, host, port):
     s = extl.make(kind)
-    # Without a time-out of Python's, which would make the kernel's call non-blocking.
+    # Python's own time-out is off, because it would make the kernel's call non-blocking.
     s.connect((host, port))
     s.settimeout(60)
     return s

@@ -35,7 +35,7 @@ SO_BUSY_POLL = 46
 HEAD = struct.Struct("=QIB")
 # Requests of a client: exchanges, blocking and by epoll; then other actions.
 HALF, RESET, UNREAD, SLOW, WAS_SAME, KEEP = 2, 3, 4, 5, 6, 9
-# Set if the last, slowly read data were right.
+# Set if the last data, which were read slowly, were right.
 SAME = threading.Event()
 
 
@@ -55,8 +55,8 @@ def tcp_bytes(own, peer):
 
 
 def check(s, ended=None):
-    """Checks that TCP's connection carries only its own end, if the one with the ports `ended`
-    has ended."""
+    """Checks that TCP's connection carries no data, but only its own end if the connection with the
+    ports `ended` has ended."""
     mode, reason, _, _ = extl.info(s)
     assert (mode, reason) == (DIRECT, 0), ("mode and reason", mode, reason)
     acked, received = tcp_bytes(*(ended or ports(s)))
@@ -93,7 +93,7 @@ def blocking(s, out, count):
 
 
 def by_epoll(s, out, count):
-    """Like `blocking`, with non-blocking calls."""
+    """Sends and receives at the same time by non-blocking calls. Returns the received data."""
     s.setblocking(False)
     got, sent, end = bytearray(), 0, time.monotonic() + 60
     with select.epoll() as poll:
@@ -135,7 +135,7 @@ def end(s, seed, count, way):
     elif way == RESET:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     elif way == UNREAD:
-        # Closed with unread data of the client.
+        # The connection is closed while data of the client are unread.
         s.recv(1, socket.MSG_PEEK)
     elif way == SLOW:
         time.sleep(1)
@@ -253,7 +253,7 @@ def some_calls(s):
     began = time.monotonic()
     fails(errno.EAGAIN, s.recv, 1)
     assert 0.2 < time.monotonic() - began < 5
-    # A reader that waits for more data than available.
+    # The reader waits for more data than are available.
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 2000)
     s.sendall(HEAD.pack(7, 100, 0) + data_of(7, 100))
     ready(101)
@@ -293,8 +293,8 @@ def calls(kind, host, port):
             assert s.recv(10) == b""
             fails(errno.EPIPE, s.send, b"x", socket.MSG_NOSIGNAL)
             assert extl.info(s)[0] == DIRECT
-    # Lingering: more data than the receive ring holds but less than both rings, in calls below the
-    # zero-copy limit.
+    # Lingers with more data than the receive ring holds but less than both rings hold, in calls
+    # below the zero-copy limit.
     s = new()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 8))
     s.sendall(HEAD.pack(3, 400_000, SLOW))
@@ -305,7 +305,7 @@ def calls(kind, host, port):
     s.close()
     took = time.monotonic() - began
     assert 0.3 < took < 7, took
-    # Lingering with a peer that neither reads nor closes.
+    # Lingers while the peer neither reads nor closes.
     s = new()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
     s.sendall(HEAD.pack(0, 3, KEEP) + data_of(3, 1000))

@@ -1,5 +1,5 @@
-"""The same calls on a connection of TCP and on a direct one between two nodes, which must give the
-same results.
+"""Makes the same calls on a TCP connection and on a direct connection between two nodes. Both must
+give the same results.
 
 extl_plays.py serve PORT       executes calls for clients, on sockets with the two following ports; prints "ready"
 extl_plays.py play HOST PORT   runs all tests with both kinds of connections, and compares
@@ -39,7 +39,7 @@ def until(test, what):
 
 
 def ready(s, wanted=0):
-    """Returns the current events of a socket, after waiting for the wanted ones."""
+    """Waits for the wanted events of a socket. Returns its current events."""
     poll = select.poll()
     poll.register(s, select.POLLIN | select.POLLOUT | select.POLLRDHUP)
     found = []
@@ -125,7 +125,7 @@ def serve(port):
 
 
 class Far:
-    """The other end."""
+    """The program at the other end of the connection, which executes calls by name."""
 
     def __init__(self, host, port, kind):
         self.files = socket.create_connection((host, port)).makefile("rwb")
@@ -186,7 +186,7 @@ def reset_before_end(far):
 
 
 def after_the_end(far):
-    """Calls on a socket whose connection has ended, in each way."""
+    """Makes calls on a socket whose connection has ended, for each way to end it."""
     said = []
     for way in ("both", "reset", "unwanted"):
         near = pair(far)
@@ -457,7 +457,7 @@ def of_32_bits(far):
     until(lambda: unread(near) == 5, "data")
     code = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 7)
     code.write(CODE)
-    # Below 4 GiB.
+    # The memory is below 4 GiB.
     low = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40, 3)
     address = lambda m: ctypes.addressof(ctypes.c_char.from_buffer(m))
     ioctl = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_uint, ctypes.c_uint)(address(code))
@@ -470,7 +470,7 @@ def of_32_bits(far):
 
 def together(far):
     """Small sends of several threads stay whole while space is scarce, including a non-blocking
-    one."""
+    send."""
     near, each, size = pair(far), 60, 5000
 
     def send(letter):

@@ -29,8 +29,9 @@ import time
 import extl
 
 HEAD = struct.Struct("=QIIIB")
-# Requests of a client: the server reads by calls; sends by calls; reads up to the end after one
-# second or the given number; resets the connection after the given number of seconds.
+# Requests of a client. READS: the server reads by calls. SENDS: it sends by calls. LATE: it reads up
+# to the end after one second or the given number of seconds. RESETS: it resets the connection after
+# the given number of seconds.
 READS, SENDS, LATE, RESETS = 0, 1, 2, 3
 MIB = 1 << 20
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -40,7 +41,7 @@ class Memory:
     """Memory that starts at an offset within a page."""
 
     def __init__(self, count, offset=0):
-        # Private, so that children get copies.
+        # The mapping is private, so that children get copies.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self.map = mmap.mmap(-1, count + offset + mmap.PAGESIZE, flags=flags)
         self.view = memoryview(self.map)[offset : offset + count]
@@ -243,7 +244,7 @@ def reset(host, port):
 def memory(host, port):
     s = connected(host, port)
     count = 3 * MIB
-    # A child gets copies, whether it writes to them or not.
+    # A child gets copies of the pages, whether it writes to them or not.
     data = data_of(1, count)
     lent = Memory(count)
     lent.view[:] = data
@@ -259,7 +260,7 @@ def memory(host, port):
     sender.join()
     s.shutdown(socket.SHUT_WR)
     answer(s, data)
-    # Memory that is unmapped while it is being sent.
+    # The memory is unmapped while it is being sent.
     s = connected(host, port)
     s.sendall(HEAD.pack(0, 0, 0, 0, LATE))
     at = LIBC.mmap
@@ -292,7 +293,7 @@ def memory(host, port):
             os._exit(1)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    # Leased memory counts once against the limit, with a completion too.
+    # Leased memory counts once against the limit, also in calls with a completion.
     child = os.fork()
     if child == 0:
         try:
@@ -328,7 +329,7 @@ def completions(s):
     except BlockingIOError:
         return None
     kind = (socket.SOL_IP, IP_RECVERR)
-    # An address may follow.
+    # An address may follow the structure.
     [said] = [EXTENDED.unpack_from(data) for level, what, data in control if (level, what) == kind]
     number, origin, _, code, _, first, last = said
     assert (number, origin) == (0, ORIGIN_ZEROCOPY), said
@@ -402,7 +403,7 @@ def polled(host, port):
 
 def shared(host, port):
     s = connected(host, port)
-    # The other end reads after that.
+    # The other end reads later.
     s.sendall(HEAD.pack(6, 0, 0, 0, LATE))
     data = data_of(13, 8 * MIB)
     memory = Memory(len(data))
@@ -413,7 +414,7 @@ def shared(host, port):
         os._exit(0)
     time.sleep(0.3)
     print("ready", flush=True)
-    # Until the peer's node does not answer any more.
+    # Waits until the peer's node does not answer any more.
     sys.stdin.readline()
     os.kill(child, signal.SIGKILL)
     began = time.monotonic()
@@ -440,13 +441,13 @@ def files(host, port):
             file.write(data)
             file.flush()
             s = connected(host, port)
-            # From a file, with a shared and with a private mapping.
+            # Sends from a file, with a shared and with a private mapping.
             for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):
                 mapped = mmap.mmap(file.fileno(), count, flags=flags)
                 s.sendall(HEAD.pack(count, 0, MIB, 0, READS))
                 s.sendall(mapped)
                 answer(s, data)
-            # Into a file.
+            # Receives into a file.
             mapped = mmap.mmap(file.fileno(), count, flags=mmap.MAP_SHARED)
             s.sendall(HEAD.pack(count, 11, MIB, 0, SENDS))
             done = 0
@@ -475,7 +476,7 @@ def hold(host, port):
     s = connected(host, port)
     s.sendall(HEAD.pack(0, 0, 0, 0, LATE))
     lent = Memory(64 * MIB)
-    # Until data are in flight.
+    # Waits until data are in flight.
     threading.Timer(0.3, lambda: print("ready", flush=True)).start()
     try:
         while True:

@@ -120,7 +120,7 @@ def signals(name):
     interrupted = {"libvelo": -errno.EINTR, "librma": -27}[name]
     seen = []
     signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
-    # Long after the call sleeps, and shortly after.
+    # The signal arrives long after the call has begun to sleep, or shortly after.
     for seconds in (2, 0.3, 0.02):
         del seen[:]
         # The first signal may precede the call.
@@ -216,7 +216,7 @@ def lost_velo(ready):
 
 
 def lost_rma(ready):
-    """The same with notifications, and with probing."""
+    """The first of three notifications to its own port is never written. Also tests probing."""
     rma = Rma()
     lib, port = rma.lib, rma.port
     lib.rma2_noti_get_notiput_payload.argtypes = [c_void_p]
@@ -302,8 +302,8 @@ def smfu_export():
 
 
 def smfu_use(node, first, *registers):
-    """Reads and writes another node's memory from byte `first` of the window on. `registers`:
-    those of an interval (control, start, end), and the register with the window's address."""
+    """Reads and writes another node's memory from byte `first` of the window on. `registers` are
+    the registers of an interval (control, start, end) and the register with the window's address."""
     node, first = int(node), int(first)
     f = os.open("/dev/extoll/extoll_rf_access", os.O_RDWR)
     for number in (3, 4):

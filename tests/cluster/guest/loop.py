@@ -183,7 +183,7 @@ def see_events():
             slow.recv(1)
             ep.poll(0)
             same(ep.poll(0), [])
-    # Space: one thread waits in poll while another reads.
+    # One thread waits for space in poll while another reads.
     same(full(slow), RING)
     time.sleep(1)
     timer = threading.Timer(0.2, slow.recv, (5000,))
@@ -244,11 +244,11 @@ def see_errors():
     same(result, "ECONNRESET")
     near(took, 0.1)
     same(pending(s), 0)
-    # By an event; the error is reported once.
+    # An event reports the error once.
     s.setsockopt(LEVEL, FAIL, errno.ETIMEDOUT)
     same([e & select.POLLERR for _, e in ready_in(s)], [select.POLLERR])
     same((pending(s), pending(s)), (errno.ETIMEDOUT, 0))
-    # A writer that waits for space gets it too. The first error is kept.
+    # A writer that waits for space gets the error too. The first error is kept.
     full(s)
     time.sleep(0.6)
     s.setsockopt(LEVEL, FAIL, errno.EHOSTUNREACH)
@@ -307,7 +307,7 @@ def see_receive_flags():
     same(s.recv(4), b"0123")
     same(s.recv(3, socket.MSG_PEEK), b"89")
     s.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, -1)
-    # Discards data, which needs no memory.
+    # Data are discarded without memory to receive them.
     same(LIBC.recv(s.fileno(), None, 3, socket.MSG_TRUNC), 3)
     same(s.recv(9), b"789")
     # MSG_WAITALL returns all data, although they arrive in parts.
@@ -315,7 +315,7 @@ def see_receive_flags():
     slow.send(b"ab")
     threading.Timer(0.3, slow.send, (b"cd",)).start()
     same(slow.recv(4, socket.MSG_WAITALL), b"abcd")
-    # Number of unread bytes.
+    # TCP_INQ reports the number of unread bytes.
     s.setsockopt(socket.SOL_TCP, TCP_INQ, 1)
     s.send(bytes(50))
     time.sleep(0.05)
@@ -455,7 +455,7 @@ def see_route():
     same((index, flags, error, mac, name), (exn, OF_NIC | UP | PLAIN | KNOWN, 0, mine, "exn0"))
     known = shown(f"ip neigh show {PEER} dev exn0")
     assert theirs in known, (theirs, known)
-    # The same with IPv6: mapped, and link-local through the interface.
+    # Tests IPv6 too: a mapped address, and a link-local address through the interface.
     s = make(6)
     s.setsockopt(LEVEL, RESOLVE, 5000)
     attempt(s.connect, ("::ffff:" + PEER, 9))
@@ -491,7 +491,7 @@ def see_route():
     s = make()
     attempt(s.connect, ("224.0.0.1", 9))
     same(attempt(route, s), "ENETUNREACH")
-    # An absent host, and a program that is killed while it waits.
+    # Tests an absent host, and a program that is killed while it waits.
     nobody = PEER.rsplit(".", 1)[0] + ".77"
     s = make()
     s.setsockopt(LEVEL, RESOLVE, 300)
@@ -542,8 +542,8 @@ def see_namespace():
 
 
 def see_storm():
-    """All calls at once, by threads of processes that are killed. The module can be unloaded
-    only if all is released."""
+    """Threads make all calls at once, and their processes are killed. The module can be unloaded
+    only if all resources are released."""
     end = time.monotonic() + 6
 
     def work(sockets):

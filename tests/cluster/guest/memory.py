@@ -26,7 +26,7 @@ def until(what, f):
 
 
 def gauge(name):
-    """A line of the debugfs file of the address translation unit."""
+    """Returns a value in the debugfs file of the address translation unit."""
     for path in glob.glob("/sys/kernel/debug/extoll-*/atu"):
         for line in open(path).read().splitlines():
             if line.startswith(name + " "):
@@ -42,7 +42,7 @@ class Reader:
         self.to = self.rma.register(self.sink, size // PAGE)
 
     def fetch(self, nla):
-        """True if the NIC has read all of it."""
+        """Reads the memory by the NIC. Returns true if all of it was read."""
         ctypes.memset(self.sink, 0, self.size)
         self.rma.fetch(self.rma.node, self.rma.vpid, nla, self.to, self.size)
         return self.rma.wait()[1] >> 61 == 0
@@ -157,7 +157,7 @@ def gigantic(*starts):
 
 
 def refused():
-    """Addresses that cannot be registered."""
+    """Tries to register addresses that cannot be registered."""
     pages = 256
     size = pages * PAGE
     at, read_only = memory(pages), map_fd(-1, size, 0, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

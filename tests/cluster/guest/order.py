@@ -1,4 +1,5 @@
-"""Tests the order of datagrams of two alternating sizes, one sent as a message and one announced.
+"""Tests the order of datagrams of two alternating sizes. Datagrams of one size are sent as messages,
+the others are announced.
 
 order.py listen PORT FILE          writes "ready" to FILE, and then the result: number of datagrams,
                                    number out of order, greatest distance

@@ -1,4 +1,4 @@
-"""Accesses that processes must not make, and data that they must not leave behind."""
+"""Tests accesses that processes must not make, and data that they must not leave behind."""
 import glob
 from device import *
 
@@ -27,14 +27,14 @@ def compat():
         r.wait_type(4)
         check("register", load(a), 0xCAFE + n)
     s.map(PAGE, PAGE)
-    # Its packets are admitted by ports of root, which have descriptor 0.
+    # Ports of root admit its packets. These ports have protection descriptor 0.
     check("protection", r.info()["protection"], 0)
     for d in (r, v, s):
         d.close()
 
 
 def misroute():
-    """Sends to nodes without a route."""
+    """Sends packets to nodes without a route."""
     r, v = Rma(), Velo()
     for node in (500, 501, 60000):
         r.notify(node, 5, 1)
@@ -146,7 +146,7 @@ def denied():
     fails("SMFU window", errno.EPERM, s.map, PAGE, 0)
     fails("exported memory", errno.EPERM, s.map, PAGE, PAGE)
     fails("cache flush", errno.EPERM, s.ioctl, K(1, 8), 0)
-    # A VPID can't use another one's registration, even within one process.
+    # A VPID can't use the registration of another VPID, even within one process.
     other, a, b = Rma(), memory(1), memory(1)
     nla_a, nla_b = r.register(a, 1), other.register(b, 1)
     fill(b, b"secret!!")
@@ -155,7 +155,7 @@ def denied():
     r.fetch(r.node, r.vpid, nla_b, nla_a, 8, spec=4)
     check("an error", r.wait()[1] >> 61 != 0)
     check("no data", ctypes.string_at(a, 8), bytes(8))
-    # Unmapped and read-only memory is out of reach.
+    # The NIC can't reach unmapped memory or write read-only memory.
     libc.munmap(a, PAGE)
     r.put(other.node, other.vpid, nla_a, nla_b, 8, spec=1)
     check("an error after munmap", r.wait()[1] >> 61, 1)
@@ -225,7 +225,8 @@ def limits():
     for address in maps:
         libc.munmap(address, 32 * PAGE)
     r.close()
-    # The limit is exact to the page. The pages need not be contiguous, so it is no lack of memory.
+    # The limit is exact to the page. The pages need not be contiguous, so no lack of memory causes the
+    # error.
     queue, size = 64 << 10, 16
     memlock((queue + size * PAGE) - 1)
     a = memory(size + 1)
@@ -296,7 +297,7 @@ def budget():
     r.unregister(nla, half)
     check("child that executes", child(executes), 0)
     rest(left)
-    # Registered by a child, released by its parent.
+    # A child registers memory, and its parent releases it.
     come, go = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -320,7 +321,7 @@ def budget():
 
 
 def no_more():
-    """In another process: the user's limit is used up."""
+    """Runs in another process and checks that the user's limit is used up."""
     d = Device("rma2")
     raw = bytearray(80)
     b = memory(1)
@@ -399,7 +400,7 @@ LEFT_VELO = [range(0, 1), range(1, 16), range(0, 15), range(15, 16), range(1, 2)
 
 
 def leave(turn, witness, place):
-    """Dies between the words of descriptors that target the witness."""
+    """Ends between the words of descriptors that target the witness."""
     r, v = Rma(), Velo()
     store(place, r.vpid << 16 | v.vpid)
     words = [3 | 5 << 2 | witness << 8 | r.node << 16 | 7 << 32, 0xDEAD, 0]
@@ -414,7 +415,8 @@ def leave(turn, witness, place):
 
 
 def inherit(turn, place):
-    """Opens the VPIDs stored at place. Exactly its own commands are executed and counted."""
+    """Opens the VPIDs stored at `place`. The NIC must execute and count exactly this process's
+    commands."""
     r, v = Rma(vpid=load(place) >> 16), Velo(vpid=load(place) & 0xFFFF)
     store(v.page + PAGE, 0)
 

@@ -6,7 +6,7 @@ from security import *
 
 
 def abi(node="0"):
-    """Numbers, sizes and error codes of the vendor's ABI, on this node."""
+    """Tests numbers, sizes and error codes of the vendor's ABI on this node."""
     r = Device("rma2")
     check("default queue size", r.get(K(0)), 2 << 20)
     check("default segment size", r.get(K(3)), 64 << 10)
@@ -63,7 +63,7 @@ def loop_back():
     r.notify(r.node, r.vpid, 0x1234_5678_9ABC_DEF0)
     w0, w1 = r.wait_type(4)
     check("notification PUT", (w0, w1 & 0xFF), (0x1234_5678_9ABC_DEF0, 7))
-    # Memory is out of reach after it was unregistered.
+    # The NIC can't reach memory after it was unregistered.
     r.unregister(nla_b, 260)
     fails("unregistered twice", errno.EFAULT, r.unregister, nla_b, 260)
     ctypes.memset(b, 0x55, PAGE)
@@ -75,7 +75,7 @@ def loop_back():
     r.ioctl(K(1, get=False), 64 << 10)
     r.queue_map(64 << 10)
     dies_by("access to the old queue", signal.SIGBUS, load, old)
-    # Wraps around once.
+    # The queue wraps around once.
     for i in range(r.slots + 50):
         r.notify(r.node, r.vpid, i)
         check("value", r.wait_type(4)[0], i)
@@ -231,7 +231,8 @@ def killed(count, seed):
         if pid == 0:
             hold(place)
         begin, wanted = time.time(), n % len(PHASES) + 1
-        # Some die in the first round, when all is new, others in a later one.
+        # Some processes die in the first round, in which they do everything for the first time, others
+        # in a later round.
         time.sleep(rng.choice([0, rng.random() / 10]))
         while load(place) != wanted and time.time() < begin + PATIENCE:
             pass
@@ -333,7 +334,7 @@ def asleep(ready, returns=""):
 
 
 def superuser():
-    """Functions for root only: physical buffers, registers of this and another node."""
+    """Tests functions for root only: physical buffers, registers of this node and another node."""
     r = Rma()
     check("all pages", r.info()["pages"], 0xFFFF_FFFF)
     # Root has no limit, and only existing pages use memory. The list of 2^26 pages alone would not
@@ -383,7 +384,7 @@ def superuser():
     end = time.time() + PATIENCE
     while struct.unpack("=Q", os.read(f.fd, 8))[0] != 0xCAFE:
         check("remote scratchpad in time", time.time() < end, True)
-    # With the same method they are in order.
+    # A write and a read by the same method are in order.
     method = ctypes.c_uint64(1)
     f.ioctl(iow(ord("n"), 4, 8), ctypes.addressof(method))
     for value in range(20):
@@ -407,7 +408,8 @@ def shared():
 
     r = Rma()
     workers, enough = 5, 20
-    # For each worker: number of registrations, number of mappings; then the word that ends all.
+    # Words: number of registrations and number of mappings of each worker, then the word that ends all
+    # workers.
     place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     over = place + 16 * workers
     faults = []
@@ -557,7 +559,7 @@ def resource_limits():
 def fuzz(seed, seconds):
     """Runs children that make random calls; those killed by SIGBUS or SIGSEGV are replaced."""
     end, n, ends = time.time() + float(seconds), 0, {}
-    # A line for each simultaneous child.
+    # Each simultaneous child has a line of words.
     place = map_fd(-1, PAGE, 0, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     while time.time() < end:
         batch = []

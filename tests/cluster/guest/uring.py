@@ -9,10 +9,10 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 SETUP, ENTER = 425, 426
 SQES, CQ = 0x10000000, 0x8000000
 POLL_ADD, ACCEPT, CONNECT, SEND, RECV, SEND_ZC = 6, 13, 16, 26, 27, 47
-#: Flag of POLL_ADD, in the length: stays armed after an event.
+#: Flag of POLL_ADD in the length field: the request stays armed after an event.
 MULTISHOT = 1
-#: Flags of a completion: more completions of the request follow; this is the notification of
-#: SEND_ZC.
+#: Flags of a completion. MORE: more completions of the request follow. NOTIFICATION: the completion
+#: is the notification of SEND_ZC.
 MORE, NOTIFICATION = 2, 8
 
 

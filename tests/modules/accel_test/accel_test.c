@@ -6,8 +6,8 @@
  *
  * Attributes of the device:
  *
- *     selftest  Uses registers, coherent and mapped memory, and an interrupt of each vector. Returns
- *               "ok" and numbers, or the error.
+ *     selftest  Uses registers, coherent and mapped memory, and an interrupt of each vector.
+ *               Returns "ok" and numbers, or the error.
  *     pound     Makes transfers until the device fails.
  *     stale     Lets the device access an unmapped page, like a faulty device. Returns "ok" if
  *               the device can't reach the page.
