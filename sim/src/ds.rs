@@ -1,20 +1,21 @@
 //! Simulation of direct sockets (`protocol::ds`) between the nodes of an emulated fabric, under
 //! seeded latency, loss, repeated messages, power cuts, restarts, and a node that forges messages.
 //!
-//! Connections are negotiated beside a modelled connection of TCP (`tcp`, `setup`). Programs ask or
-//! not, listen with either socket, and accept at once, late or never. They write and read chunks of
-//! random sizes at their own pace, end their direction, close early, or abort. Invariants:
+//! The nodes negotiate each connection beside a modelled TCP connection (`tcp`, `setup`). Clients
+//! ask for a direct connection or not; servers listen with a direct or with a TCP socket, and
+//! accept at once, late or never. Programs write and read chunks of random sizes at their own pace,
+//! end their direction, close early, or abort. Invariants:
 //!
-//! * Both ends of a connection use the same path, or one has an error. The decision is made in
-//!   time, and an end that uses TCP has a reason. A note is used only for its own connection, and
-//!   no note remains at the end.
+//! * Both ends of a connection use the same path, or one end has an error. The decision is made in
+//!   time, and an end that uses TCP has a reason. A server uses a client's request only for the
+//!   connection of the request, and no request remains at the end.
 //! * Data read are the data written, byte by byte. The end of a stream occurs exactly where its
 //!   writer ended it.
 //! * A connection between nodes that were not restarted and whose programs behave carries all data
 //!   and ends in order. This holds if the network loses packets for less than 400 ms, whatever
 //!   other connections do.
-//! * Every connection ends. Returned rings are not written any more (they are overwritten, and
-//!   checked when they are used again), and all are returned.
+//! * Every connection ends. Returned rings are not written any more (the simulation overwrites
+//!   them, and checks them when they are used again), and all rings are returned.
 //! * Messages that a third node forges have no effect.
 //! * While a connection waits for a GET slot, each other connection posts at most one budget of
 //!   GETs.
@@ -129,9 +130,9 @@ pub enum Mutation {
     Unmarked,
     /// A FIN on TCP's connection selects TCP.
     FinDecides,
-    /// The note of a client stays when TCP carries the accepted connection.
+    /// The server keeps the request of a client when TCP carries the accepted connection.
     NoteKept,
-    /// A note stays after it was used, so that a repeated request finds it again.
+    /// The server keeps a request after it was used, so that a repeated request finds it again.
     TakenTwice,
     /// Answers are accepted from any source and with any cookie.
     AnyAnswer,
@@ -139,7 +140,7 @@ pub enum Mutation {
     RingsKept,
     /// A client that uses TCP does not answer.
     NoAnswer,
-    /// Notes are forgotten at once.
+    /// The server forgets requests at once.
     KeepZero,
     /// The server does not wait for its client.
     ShortConfirm,
@@ -277,7 +278,7 @@ pub struct Summary {
     pub tcp: u64,
     /// Ends that could not learn the peer's decision.
     pub lost: u64,
-    /// Notes that another connection with the same addresses and ports left behind.
+    /// Requests that another connection with the same addresses and ports left behind.
     pub foreign_notes: u64,
     /// Connections with the addresses and ports of an older one.
     pub reused: u64,
@@ -502,7 +503,7 @@ impl Rig {
             }
         }
         self.summary.faults = self.faults.len() as u64;
-        // After all faults.
+        // Connections after all faults.
         for _ in 0..2 {
             self.at(BUSY + 2_000 * MS, Event::Connect);
         }

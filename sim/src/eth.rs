@@ -6,9 +6,10 @@
 //!   because the GET may still write to it. In both cases memory without a notification is returned
 //!   after the time-out and the quarantine have elapsed.
 //! * Frames between nodes that behave, and that had no fault for [`SETTLE`], arrive within
-//!   [`BOUND`], whatever other nodes do. A frame may be dropped only while an older one to the same
-//!   peer is stalled, was given up with no GET since, or waited for long recently.
-//! * Frames of a flow arrive in order unless an announced one stalls, although receivers deliver
+//!   [`BOUND`], whatever other nodes do. A frame may be dropped while an older frame to the same
+//!   peer is stalled. It may also be dropped if an older frame was given up and the peer has posted
+//!   no GET since, or if the peer fetched a frame late a short time ago.
+//! * Frames of a flow arrive in order unless an announced frame stalls, although receivers deliver
 //!   frames as they arrive.
 //! * Tables keep their limits. In the end no frame is pending, and all memory is returned.
 
@@ -170,7 +171,8 @@ pub struct Rig {
     open: BTreeSet<u64>,
     /// Announced frames by node and address.
     announced: BTreeMap<(usize, u64), Announced>,
-    /// By sender and receiver: time of the last GET of an announced frame that had waited for long.
+    /// By sender and receiver: time of the last GET of an announced frame that had waited for a
+    /// long time.
     lagged: BTreeMap<(usize, usize), u64>,
     /// Memory that GETs write to.
     gets: BTreeMap<(usize, u64), Got>,

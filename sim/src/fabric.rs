@@ -174,7 +174,7 @@ impl Fabric {
                 }
             }
         }
-        anyhow::bail!("the world doesn't come to rest before {to} ns");
+        anyhow::bail!("the world has endless events before {to} ns");
     }
 
     /// Returns a register; all ones if the NIC is off.

@@ -287,7 +287,7 @@ impl Rig {
             }
         }
         self.summary.faults = self.faults.len() as u64;
-        // After all faults.
+        // Letters after all faults.
         for node in 0..count {
             self.at(BUSY + 2_500 * MS, Event::Send(node));
         }
@@ -375,7 +375,7 @@ impl Rig {
         let demanded = prompt && self.healthy[from] && self.healthy[to];
         let wait = match demanded {
             true => self.rng.random_range(AMPLE..2 * AMPLE),
-            // Often shorter than the delivery takes.
+            // The time-out is often shorter than the delivery takes.
             false if self.rng.random_bool(0.2) => self.rng.random_range(MS..12 * MS),
             false if self.rng.random_bool(0.3) => self.rng.random_range(MS..60 * MS),
             false => self.rng.random_range(20 * MS..AMPLE),

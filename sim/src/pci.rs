@@ -7,8 +7,8 @@
 //! because leases concern nothing else. Accesses of borrowers and DMA of devices pass through them
 //! with a delay. Invariants:
 //!
-//! * Every window leads only to a target of its own lease. That holds for the windows of borrowers
-//!   to BARs and for those of bus-mastering devices to memory. It is checked whenever a table
+//! * Every window leads only to a target of its own lease. This applies to windows of borrowers to
+//!   BARs, and to windows of bus-mastering devices to memory. It is checked whenever a table
 //!   changes, and for each access on arrival.
 //! * A register is written at most once per write request, and only during the lease.
 //! * No function has its interrupt pin enabled, or MSI with an address outside of its borrower's
@@ -53,7 +53,7 @@ const WORK_MOST: u64 = 40 * MS;
 const SLOW_MOST: u64 = 2_500 * MS;
 /// Maximum delay in ns of a driver's timer.
 const LAG: u64 = 5 * MS;
-/// Time-out of a lease in ms; in runs with mixed nodes some incarnations have the longest one.
+/// Time-out of a lease in ms. In runs with mixed nodes some incarnations use the maximum time-out.
 const TIMEOUT_MS: u32 = 400;
 const LONGEST_MS: u32 = 1_000;
 /// Maximum time in ns from the end of a lease until its windows are closed.

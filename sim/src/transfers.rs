@@ -57,7 +57,8 @@ const SOURCE_BYTES: u64 = 0x1_0000;
 const SINKS: u64 = SOURCE + SOURCE_BYTES;
 /// Number of such blocks for each peer.
 const SINKS_EACH: u64 = 12;
-/// Maximum time in ns for which a NIC may hold packets; shorter than late answers are waited for.
+/// Maximum time in ns for which a NIC may hold packets; shorter than the time for which late
+/// answers are awaited.
 const LONGEST_HOLD: u64 = 1_500 * MS;
 /// Simulated time in ns before which random traffic and faults start.
 const BUSY: u64 = 4_000 * MS;

@@ -1,5 +1,5 @@
 //! Simulation of direct sockets with many seeds, and with injected bugs that must be found.
-//! `SIM_SEED`, `SIM_SEEDS` and `FULL` work like for the other simulations.
+//! `SIM_SEED`, `SIM_SEEDS` and `FULL` work as described in `tests/eth.rs`.
 
 mod sim {
     use ::sim::ds::{run, Mutation, Rig, Summary, Violation};
@@ -48,7 +48,7 @@ mod sim {
             failed.len(),
             lines.join("\n")
         );
-        // Otherwise the runs would prove nothing.
+        // Runs without these events would prove nothing.
         assert!(
             sum.demanded > 3 * seeds && sum.faults > seeds / 2,
             "{sum:?}"
@@ -78,7 +78,7 @@ mod sim {
             Fallback::TcpOnly,
         ];
         let missed: Vec<_> = expected.into_iter().filter(|why| !seen(*why)).collect();
-        assert!(missed.is_empty(), "nobody used TCP for {missed:?}: {sum:?}");
+        assert!(missed.is_empty(), "no run used TCP for {missed:?}: {sum:?}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Simulation of Ethernet over Extoll with many seeds, and with injected bugs that must be found.
 //!
-//! `SIM_SEED=N` runs one seed and prints its trace, `SIM_SEEDS=N` runs N seeds, `FULL=1` the number
-//! of `make check-full`.
+//! `SIM_SEED=N` runs one seed and prints its trace. `SIM_SEEDS=N` runs N seeds. `FULL=1` runs as
+//! many seeds as `make check-full`.
 
 mod sim {
     use ::sim::eth::setup::{Full, Mutation};
@@ -53,7 +53,7 @@ mod sim {
             failed.len(),
             lines.join("\n")
         );
-        // Otherwise the runs would prove nothing.
+        // Runs without these events would prove nothing.
         assert!(sum.healthy > seeds && sum.faults > seeds / 2, "{sum:?}");
         assert!(sum.recovered > seeds / 4, "{sum:?}");
         assert!(sum.delivered > sum.frames / 2, "{sum:?}");

@@ -1,6 +1,5 @@
-//! When a cable on the path is down for a moment, a GET loses packets before its last one, without
-//! another fault. Its completer does not report that (HW §10.3), and the links of both ends stay
-//! up.
+//! A cable on the path that goes down for a short time can make a GET lose packets before its last
+//! packet. The completer does not report this (HW §10.3), and the links of both ends stay up.
 
 mod sim {
     use ::sim::fabric::{Fabric, MEMORY};

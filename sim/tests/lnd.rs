@@ -1,5 +1,5 @@
 //! Simulation of Lustre networking with many seeds, and with injected bugs that must be found.
-//! `SIM_SEED`, `SIM_SEEDS` and `FULL` work like for the other simulations.
+//! `SIM_SEED`, `SIM_SEEDS` and `FULL` work as described in `tests/eth.rs`.
 
 mod sim {
     use ::sim::lnd::{run, Mutation, Rig, Summary, Violation};
@@ -45,7 +45,7 @@ mod sim {
             lines.join("\n")
         );
         println!("{sum:?}");
-        // Otherwise the runs would prove nothing.
+        // Runs without these events would prove nothing.
         assert!(sum.demanded > seeds && sum.faults > seeds / 2, "{sum:?}");
         assert!(
             sum.delivered > sum.letters / 2 && sum.fetched > 5 * seeds,

@@ -1,5 +1,5 @@
 //! Simulation of Device Lending with many seeds, and with injected bugs that must be found.
-//! `SIM_SEED`, `SIM_SEEDS` and `FULL` work like for the other simulations.
+//! `SIM_SEED`, `SIM_SEEDS` and `FULL` work as described in `tests/eth.rs`.
 
 mod sim {
     use ::sim::pci::{run, Mutation, Rig, Summary, Violation};
@@ -49,7 +49,7 @@ mod sim {
             lines.join("\n")
         );
         println!("{sum:?}");
-        // Otherwise the runs would prove nothing.
+        // Runs without these events would prove nothing.
         assert!(sum.up > 2 * seeds && sum.faults > seeds, "{sum:?}");
         assert!(sum.demanded > seeds / 2 && sum.fenced > 0, "{sum:?}");
         assert!(

@@ -56,7 +56,7 @@ impl Rig {
             14 => Fault::FewPlaces(node),
             _ => Fault::RefuseGets(node),
         };
-        // Two such faults at once would last longer than each.
+        // Two faults of these kinds at the same time would last longer than each of them.
         if !self.faults.is_empty() && self.faults.iter().any(|(other, _)| !other.mixes(fault)) {
             return;
         }
@@ -72,7 +72,7 @@ impl Rig {
         let end = at + self.rng.random_range(span);
         self.note(fault, at, end);
         let (before, count) = match fault {
-            // Messages sent from then on are held.
+            // Connections start shortly before the fault, so that the port holds their messages.
             Fault::Hold(_) => (-40, 10),
             Fault::FewPlaces(_) => (0, 8),
             _ => return self.restart_again(fault, at, end),
@@ -247,8 +247,8 @@ impl Rig {
 }
 
 impl Fault {
-    /// Returns true if both faults may occur in a run. Two faults that stop a node for a while may
-    /// not.
+    /// Returns true if both faults may occur in one run. Two faults that each stop a node for some
+    /// time may not.
     fn mixes(self, other: Self) -> bool {
         let stops = |f: Self| {
             !matches!(

@@ -52,9 +52,9 @@ impl Rig {
             .collect();
         let more = self.rng.random_bool(0.2);
         let (n, done) = match carrier {
-            // A program that writes would sleep.
+            // A writing program would sleep.
             Decision::Waiting => (0, false),
-            // A program that reads gets the error.
+            // A reading program gets the error.
             Decision::Lost => return Ok(()),
             Decision::Tcp(_) => {
                 let n = data.len() as u64;
@@ -95,7 +95,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A program waits until its memory is sent, or withdraws it.
+    /// Lets a program wait until its memory is sent, or withdraw the memory.
     fn wait_for_lent(&mut self, pair: usize, side: usize) -> Result<()> {
         let now = self.fabric.now();
         let node = self.pairs[pair].sides[side].node;
@@ -188,7 +188,7 @@ impl Rig {
         let other = self.pairs[pair].sides[1 - side].clone();
         ensure!(
             !honest || read <= other.written + other.lent,
-            "{pair}/{side} reads what nobody wrote"
+            "{pair}/{side} reads unwritten data"
         );
         ensure!(
             !eof || !honest
@@ -230,7 +230,7 @@ impl Rig {
         self.log(|| format!("{pair}/{side} takes {}", data.len()));
         self.check_reused(node)?;
         let Some(c) = self.nodes[node].find(pair, side) else {
-            anyhow::bail!("{pair}/{side} is gone while a program has it open");
+            anyhow::bail!("{pair}/{side} is removed while a program has it open");
         };
         let remainder = c.stream.receiving().available() + u32::from(c.sink.is_some());
         let eof = remainder == 0 && c.stream.receiving().is_finished();
@@ -241,7 +241,7 @@ impl Rig {
         Ok((data, eof, end))
     }
 
-    /// A program closes or aborts its end.
+    /// Makes a program close or abort its end.
     ///
     /// # Errors
     ///
@@ -394,8 +394,8 @@ impl Rig {
         self.nodes[node].forge(&mut self.fabric, to, message.kind().tag(), &bytes);
     }
 
-    /// Checks that no GET may still access returned memory. Must be called before the memory is
-    /// used again.
+    /// Checks that no GET may still access returned memory. The caller must call this before it
+    /// uses the memory again.
     pub(super) fn check_reused(&mut self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         for ring in self.nodes[node].take_reused() {

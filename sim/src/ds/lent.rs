@@ -1,5 +1,4 @@
-//! Programs' memory that the other end fetches from or that data are fetched into, without the
-//! rings.
+//! Memory of programs as source or destination of GETs, in place of the rings.
 
 use super::node::Node;
 use super::{Mutation, LIMITS, RING_BYTES};
@@ -20,7 +19,7 @@ pub struct Lent {
 /// Progress of memory that a program sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sent {
-    /// The program waits.
+    /// The program waits for the end of the transfer.
     Waits,
     /// The transfer has finished; this number of bytes is part of the stream.
     Over(u64),
@@ -135,7 +134,7 @@ impl Node {
             (conn.lent, conn.sent) = (None, Some(bytes.into()));
             return self.give_back(fabric, slot);
         }
-        // The other end may not know that the connection has ended.
+        // The other end may not have learned that the connection has ended.
         let free_at = match conn.stream.send_ring_free(&LIMITS) {
             RingFree::At(at) => at.0,
             RingFree::Now => fabric.now(),
@@ -146,8 +145,8 @@ impl Node {
         Ok(())
     }
 
-    /// Provides memory for the next data in the other end's memory. Without free memory, the data
-    /// are fetched to the ring.
+    /// Provides memory into which the next source of the other end is fetched. Without free memory,
+    /// the data are fetched to the ring.
     ///
     /// # Errors
     ///
@@ -210,7 +209,8 @@ impl Node {
         Ok(())
     }
 
-    /// A program that can receive into its memory waits, or stops waiting for a while.
+    /// Keeps sources of the other end for a waiting program, except the next `most` bytes. With
+    /// `None`, the program has stopped waiting, and sources are kept until `until` only.
     pub fn hold(&mut self, pair: (usize, usize), most: Option<u32>, until: u64) {
         if let Some(conn) = self.find(pair.0, pair.1) {
             match most {

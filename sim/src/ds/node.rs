@@ -38,14 +38,14 @@ pub struct Conn {
     pub serial: u64,
     send_ring: Option<u64>,
     receive_ring: Option<u64>,
-    /// Ring of the other end from which that end sends.
+    /// Address of the send ring of the other end.
     peer_ring: u64,
     geometry: Geometry,
     /// True while a program has the socket open.
     pub open: bool,
     /// Memory that the program is sending.
     pub lent: Option<Lent>,
-    /// Number of bytes of the program's last lent memory that were sent.
+    /// Number of bytes of the program's last lent memory that belong to the stream.
     pub sent: Option<u64>,
     /// Memory of the program into which data are fetched.
     pub sink: Option<u64>,
@@ -83,7 +83,7 @@ pub struct Node {
     empty: Time,
     /// Ends that were removed: pair, side, reason.
     pub ended: Vec<(usize, usize, End)>,
-    /// Rings that became free since the last call of `take_reused`.
+    /// Rings that became free since the last call of [`Node::take_reused`].
     reused: Vec<u64>,
     /// Number of messages that belong to no connection.
     pub strays: u64,
@@ -685,7 +685,7 @@ impl Node {
             .iter()
             .filter(|(until, _)| *until > fabric.now())
             .count();
-        ensure!(held_off == 0, "rings of node {nic} rest at the end");
+        ensure!(held_off == 0, "rings of node {nic} are held off at the end");
         let mut taken = Vec::new();
         while let Some(ring) = self.ring(fabric)? {
             rings += 1;

@@ -1,4 +1,4 @@
-//! Negotiation at a node: clients that ask, notes of their questions, accepted connections, and
+//! Negotiation at a node: clients that ask, their stored requests, accepted connections, and
 //! decisions, driven like by a socket module (`af-extl/nic`).
 
 use super::node::Node;
@@ -19,7 +19,8 @@ use wire::eth::VPID;
 use wire::ids::{Nla, NodeId};
 use wire::velo::{self, Mtt, Target};
 
-/// Maximum number of notes, in total and from one node. A single node can't use all of them.
+/// Maximum number of stored requests, in total and from one node. A single node can't use all
+/// entries.
 const NOTES: [u16; 2] = [12, 4];
 /// Power of two by which rings are smaller than the protocol's minimum, so that they fill up often.
 const SMALLER: u8 = 2;
@@ -73,7 +74,8 @@ pub struct Setup {
     far: Option<Endpoint>,
     decision: Decision,
     open: bool,
-    /// Closed before the decision; true if it was aborted.
+    /// True if the program aborted the socket before the decision, false if the program closed it;
+    /// `None` while it is open.
     closed: Option<bool>,
     syn: bool,
     /// Current state of TCP's connection.
@@ -266,7 +268,7 @@ impl Setup {
     }
 }
 
-/// Returns the program that a connection addresses.
+/// Returns the server that a connection addresses.
 fn program(peer: usize, tuple: &Tuple) -> Program {
     Program {
         node: Port::node_id(peer),
@@ -473,7 +475,7 @@ impl Node {
         }
     }
 
-    /// Returns true if there is a note for a connection.
+    /// Returns true if a client's request for a connection is stored.
     pub fn has_note(&mut self, fabric: &Fabric, terms: &Terms) -> bool {
         let (limits, now) = (opening(self.mutation), Time(fabric.now()));
         let node = Port::node_id(terms.peer);
@@ -537,7 +539,8 @@ impl Node {
         let limits = opening(self.mutation);
         self.setup.silent.remove(source);
         let from = usize::from(source.0);
-        // A node's own version is the one that its code implements.
+        // A node with another version changes the version of received messages likewise, because
+        // the parser knows only one version.
         let other = u64::from(self.setup.version ^ wire::ds::VERSION);
         let word = |i| word(i) ^ if i == 0 { other } else { 0 };
         match kind {
@@ -764,7 +767,7 @@ impl Node {
         self.setup.pending.expire(&opening(self.mutation), now);
         ensure!(
             self.setup.pending.is_empty(),
-            "node {nic} has notes at the end"
+            "node {nic} has requests at the end"
         );
         let left: Vec<_> = self.setup.setups.iter().map(|s| (s.pair, s.side)).collect();
         ensure!(

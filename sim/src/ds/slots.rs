@@ -21,7 +21,7 @@ const MOST: usize = 256;
 pub struct Waits {
     /// True if there was no slot at the last attempt.
     pub refused: bool,
-    /// Number of GETs that it may still post while others wait.
+    /// Number of GETs that the connection may still post while others wait.
     get_budget: u8,
 }
 
@@ -30,7 +30,7 @@ pub struct Slots {
     queue: WaitQueue<Heap>,
     /// Number of slots for each peer; `None`: unlimited.
     pub few: Option<usize>,
-    /// GETs posted by each connection while another waits.
+    /// Number of GETs that each connection has posted while another connection waits.
     ahead: HashMap<(usize, u64), u64>,
     /// Number of times that a connection had to wait.
     pub waited: u64,
@@ -119,7 +119,7 @@ impl Node {
             *ahead += gets;
             ensure!(
                 *ahead <= u64::from(GET_BUDGET),
-                "connection {i} of node {} has posted {ahead} GETs while {index} waits for a place",
+                "connection {i} of node {} has posted {ahead} GETs while {index} waits for a slot",
                 self.nic
             );
         }

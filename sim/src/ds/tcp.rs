@@ -11,7 +11,7 @@ use wire::ds::{Seq, Tuple};
 
 /// Allowance in ns for the time until a node polls and reads its mailbox.
 const SLACK: u64 = 150 * MS;
-/// Number of a reason.
+/// Number of the reason for TCP that the server accepted too late or as TCP.
 const NOT_ACCEPTED: u8 = Fallback::NotAccepted.code();
 /// Time in ns after which a listener that stopped accepting is closed.
 const DEAF: u64 = 2_500 * MS;
@@ -151,7 +151,7 @@ impl Rig {
         let now = self.fabric.now();
         let mut plain = [0.04, 0.04].map(|p| self.rng.random_bool(p));
         let (tuple, reused) = self.tuple(a, b, plain[1]);
-        // The note of an older connection must be ignored by a client that has sent no question.
+        // If the client does not ask, the server must not use the request of an older connection.
         plain[0] |= reused && self.rng.random_bool(0.5);
         let accept = match self.rng.random_range(0..30) {
             0 => None,
@@ -180,7 +180,7 @@ impl Rig {
         demanded &= accept.is_some();
         let pair = self.pairs.len();
         for side in 0..2 {
-            // Preferably an end whose port holds its messages.
+            // Prefers an end whose port holds its messages.
             let (likely, most) = match self.nodes[[a, b][side]].held.holds {
                 true => (0.7, 200 * MS),
                 false => (0.08, [20 * MS, 500 * MS][self.pairs.len() % 2]),
@@ -350,20 +350,20 @@ impl Rig {
             let left = self.nodes[node].has_note(&self.fabric, &terms);
             ensure!(
                 !left,
-                "a note of {pair} is left when its connection was accepted"
+                "a request of {pair} is left after its connection was accepted"
             );
         }
         self.start(pair, 1);
         let note = taken.map_or_else(|(_, note)| note, Some);
         if note.is_some_and(|note| note != cookie) {
             self.summary.foreign_notes += 1;
-            // A reset connection may withdraw the note of the next one, which repeats it. A held
-            // message may also be an earlier connection's, which is harmless if the client did not
-            // wait.
+            // A reset connection may withdraw the request of the next connection, which repeats it.
+            // A held message may also belong to an earlier connection; the message is harmless if
+            // the client did not wait.
             let gave_up = matches!(self.pairs[pair].sides[0].carrier, Decision::Tcp(_));
             ensure!(
                 !self.is_honest(pair) || self.echoes || taken.is_err() || gave_up,
-                "{pair} takes the note of another connection"
+                "{pair} uses the request of another connection"
             );
         }
         match taken {
@@ -573,5 +573,5 @@ impl Rig {
     }
 }
 
-/// The carrier of a connection is decided before the streams give up the peer.
+/// The path of a connection is decided before the streams give up the peer.
 const _: () = assert!(OPENING.confirm < LIMITS.give_up);

@@ -40,7 +40,7 @@ impl Rig {
                 }
             }
         }
-        // Often answers arrive shortly before or after the time-out.
+        // Answers often arrive shortly before or after the time-out.
         if self.rng.random_bool(0.6) {
             let at = self.rng.random_range(0..BUSY / 2);
             self.withhold(node, at, 50..=115);
@@ -52,7 +52,8 @@ impl Rig {
         let victim = self.rng.random_range(0..5);
         let at = self.rng.random_range(0..BUSY / 2);
         let crowd = self.rng.random_bool(0.5);
-        // Delays too short for a dead peer, or too long for any peer.
+        // Delays of answers in hundredths of the time-out: short delays, or delays near the
+        // time-out.
         let parts = if crowd { 5..=28 } else { 90..=115 };
         for i in 1..=3 {
             let node = (victim + i) % 5;
@@ -165,7 +166,7 @@ impl Rig {
         if source != node {
             self.disclaim(source, to);
         }
-        // The addresses are preferably in use.
+        // The addresses are mostly those of current transfers.
         let mut known: Vec<u64> = self.announced.keys().map(|(_, address)| *address).collect();
         known.sort_unstable();
         let address = match known.len() {

@@ -65,7 +65,7 @@ impl Rig {
                     // outstanding.
                     anyhow::ensure!(
                         !demanded || (peer && self.owes(from, to)),
-                        "frame {id} was dropped, though its peer is healthy and owes nothing"
+                        "frame {id} was dropped, though its peer is healthy and has no frame open"
                     );
                     self.not_taken(from, to);
                 }
@@ -120,8 +120,9 @@ impl Rig {
         Ok(())
     }
 
-    /// Returns true if a drop is justified: `to` has an unfetched frame of `from` that is stalled,
-    /// or was given up with no GET since, or `to` let a frame wait recently.
+    /// Returns true if a drop is justified. A drop is justified if a frame from `from` to `to` is
+    /// stalled, or was given up and `to` has not posted a GET since. It is also justified if `to`
+    /// recently fetched a frame late.
     fn owes(&self, from: usize, to: usize) -> bool {
         let now = self.fabric.now();
         let between = self.announced.iter().filter(|((node, _), a)| {
@@ -192,7 +193,7 @@ impl Rig {
         });
         anyhow::ensure!(
             kept,
-            "node {node} fetches what node {from} may have put to another use"
+            "node {node} fetches memory that node {from} may have reused"
         );
         Ok(())
     }
@@ -294,7 +295,7 @@ impl Rig {
             let stopped = f.fate == Fate::Queued && self.healthy[f.from];
             anyhow::ensure!(
                 !stopped || now < f.at + LONGEST_STOP,
-                "frame {id} of node {} has waited for room for {} ms",
+                "frame {id} of node {} has waited for a slot for {} ms",
                 f.from,
                 (now - f.at) / MS
             );

@@ -22,7 +22,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Commands that the port rejects are lost, and all others have reached the NIC.
+/// Time before which all posted commands have reached the NIC: any time, because commands that the
+/// port rejects are lost.
 const SETTLED: Time = Time(u64::MAX);
 
 /// A frame to be sent.
@@ -231,12 +232,12 @@ impl Node {
     pub fn forget(&mut self, fabric: &mut Fabric) -> Result<()> {
         self.down(fabric);
         self.held.clear();
-        anyhow::ensure!(self.pool.is_idle(), "memory is in use by nobody");
+        anyhow::ensure!(self.pool.is_idle(), "memory without a user is in use");
         let reports = std::mem::take(&mut self.reports);
         let (full, holes) = (self.full, self.holes);
         let old = self.pool.clone();
         *self = Self::new(fabric, self.nic, self.tables, self.mutation)?;
-        // The memory keeps its order of use.
+        // The free blocks keep their order.
         self.pool = old;
         (self.reports, self.full, self.holes) = (reports, full, holes);
         Ok(())

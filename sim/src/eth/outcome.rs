@@ -31,7 +31,7 @@ pub struct Summary {
     pub delivered: u64,
     /// Frames that had to arrive.
     pub healthy: u64,
-    /// Such frames with an end that had a fault before.
+    /// Frames among `healthy` whose sender or receiver had a fault before.
     pub recovered: u64,
     /// Steps of the simulation.
     pub steps: u64,

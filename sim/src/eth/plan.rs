@@ -76,7 +76,7 @@ impl Rig {
                 _ => longest,
             };
             let shortest = match fault {
-                // Long enough that no packet is in flight to memory of before the reboot.
+                // When the reboot ends, no packet to earlier uses of the memory is in flight.
                 Fault::Reboot(_) => 100 * MS,
                 _ => 1,
             };
@@ -103,7 +103,7 @@ impl Rig {
         Ok(())
     }
 
-    /// All nodes but two stall, and one of those has frames for all others.
+    /// Stalls all nodes but two, one of which has frames for all others.
     fn blackout(&mut self) {
         let count = self.nodes.len();
         let (node, at) = (

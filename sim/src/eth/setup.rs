@@ -154,7 +154,7 @@ pub struct Full {
 }
 
 impl Full {
-    /// Returns the tables that are full in either.
+    /// Returns the tables that are full in `self` or `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {

@@ -194,7 +194,8 @@ pub struct Survival {
 }
 
 impl Survival {
-    /// Returns the fraction of its rate that a direction keeps, for the direction that keeps less.
+    /// Returns the fraction of its rate that a direction keeps under attack. Of the two directions,
+    /// the smaller fraction counts.
     #[must_use]
     pub fn part(&self) -> f64 {
         let parts = self.attacked.iter().zip(self.calm);

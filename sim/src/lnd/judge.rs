@@ -68,13 +68,13 @@ impl Rig {
                 if self.hostile == Some(from.0.into()) || id >= self.letters.len() as u64 =>
             {
                 let hostile = self.hostile == Some(from.0.into());
-                ensure!(hostile, "a message that nobody sent comes from {from}");
+                ensure!(hostile, "a message that was never sent comes from {from}");
             }
             Report::Offered(id, from, wish) => {
                 let letter = self.letter(id)?;
                 ensure!(
                     (letter.from, letter.to) == (from.0.into(), node),
-                    "{id} comes from {from} to {node}"
+                    "{id} wrongly comes from {from} to {node}"
                 );
                 ensure!(letter.wish.is_none(), "{id} is offered twice");
                 letter.wish = Some(wish);
@@ -142,7 +142,7 @@ impl Rig {
             ensure!(letter.released, "the address of {id} was not released");
             ensure!(
                 got.is_some() || letter.wish.is_none() || hostile,
-                "LNet was never told of {id}"
+                "LNet never got the result of {id}"
             );
         }
         let Some(outcome) = letter.outcome else {

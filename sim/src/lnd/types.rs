@@ -119,9 +119,9 @@ pub struct Summary {
     pub demanded: u64,
     /// Letters that were delivered.
     pub delivered: u64,
-    /// Letters that were certainly not delivered.
+    /// Letters that were reported as not delivered.
     pub not_delivered: u64,
-    /// Letters delivered without their payload.
+    /// Letters that the peer's LNet received without their payload.
     pub failed: u64,
     /// Letters whose delivery is unknown.
     pub unknown: u64,

@@ -113,7 +113,7 @@ impl Rig {
             life.borrower.time(now);
         }
         self.polls += 1;
-        ensure!(self.polls < 400_000, "node {node} spins");
+        ensure!(self.polls < 400_000, "node {node} polls endlessly");
         self.silent_is_down(node);
         self.drain(node)
     }
@@ -124,7 +124,7 @@ impl Rig {
         let mut steps = 0;
         while let Some(life) = self.nodes[node].life.as_mut() {
             steps += 1;
-            ensure!(steps < 10_000, "node {node} never comes to an end");
+            ensure!(steps < 10_000, "node {node} has endless requests");
             if let Some((to, message)) = life.borrower.step(now) {
                 self.post(node, to.0.into(), &message);
             } else if let Some(step) = life.lender.step(now) {
@@ -496,7 +496,7 @@ impl Rig {
         Ok(true)
     }
 
-    /// Returns the name of a borrowed lease.
+    /// Returns the ID of a borrowed lease.
     fn borrowed(&self, node: usize, handle: Handle) -> Option<LeaseId> {
         let life = self.nodes[node].life.as_ref()?;
         let mut leases = life.borrower.leases();

@@ -174,12 +174,12 @@ impl Rig {
         let (l, b) = (life.lender.counters(), life.borrower.counters());
         ensure!(
             l.misused + b.misused == 0 && life.lender.flow().impossible() == 0,
-            "calls did not fit: {l:?} {b:?}"
+            "calls in a wrong state: {l:?} {b:?}"
         );
-        ensure!(life.borrower.flow().impossible() == 0, "a step did not fit");
+        ensure!(life.borrower.flow().impossible() == 0, "an impossible step");
         ensure!(
             b.stuck == 0 || self.liar == Some(i),
-            "a lease of {i} is lost as nobody answers, and its lender does"
+            "a lease of {i} is lost without answers, though its lender answers"
         );
         let s = &mut self.summary;
         s.fenced += numbers(held).count() as u64;

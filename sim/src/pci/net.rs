@@ -32,8 +32,8 @@ pub(super) struct Packet {
 /// The network.
 pub(super) struct Net {
     /// Maximum latency in ns of most messages.
-    /// Maximum latency in ns of slow messages.
     usual: u64,
+    /// Maximum latency in ns of slow messages.
     slow: u64,
     loss: f64,
     repeats: f64,

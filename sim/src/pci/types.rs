@@ -34,7 +34,7 @@ pub enum Mutation {
     NeverAsk,
     /// Messages are attributed to another node.
     Unsourced,
-    /// A restarted driver draws the same numbers.
+    /// A restarted driver draws the same random numbers again.
     SameNumbers,
     /// A lost device stays reachable until its driver has finished.
     SlowClose,

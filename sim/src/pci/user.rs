@@ -372,7 +372,7 @@ impl Rig {
         }
         ensure!(
             free,
-            "device {i} is not free, nobody has it, and it has to be lent"
+            "device {i} is not free though no node has it, and it has to be lent"
         );
         let alive: Vec<usize> = (0..self.nodes.len())
             .filter(|n| *n != home && self.nodes[*n].life.is_some())
@@ -382,7 +382,7 @@ impl Rig {
         }
         let node = alive[self.rng.random_range(0..alive.len())];
         let asked = self.ask(node, i, self.now + EACH / 2, true)?;
-        ensure!(asked, "{node} has no room for a request");
+        ensure!(asked, "{node} has no free entry for a request");
         self.summary.demanded += 1;
         Ok(())
     }
@@ -407,7 +407,7 @@ impl Rig {
     /// Other users of a node take intervals.
     pub(super) fn others(&mut self, node: usize) {
         self.nodes[node].greedy = true;
-        // Mostly the first ones, which leases need too.
+        // Mostly the lowest numbers, which leases use too.
         let all = numbers(self.nodes[node].free_targets());
         let count = self.rng.random_range(1..6);
         let set = all.take(count).fold(0, |set, n| set | (1 << n));

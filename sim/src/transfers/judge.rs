@@ -29,7 +29,7 @@ impl Rig {
             );
             ensure!(
                 expected || !self.healthy[node] || !self.is_well(n.node.0.into()),
-                "node {node} takes {n:?} for nobody's"
+                "node {node} has no owner for {n:?}"
             );
         }
         Ok(())
@@ -58,7 +58,7 @@ impl Rig {
                 Ok(done) => {
                     self.summary.done += 1;
                     let t = &self.transfers[id];
-                    ensure!(done.bytes == t.data.len() as u64, "{id} did not do all");
+                    ensure!(done.bytes == t.data.len() as u64, "{id} misses bytes");
                     match kind {
                         Some(w) if w.direction == Direction::Get => self.check_got(id)?,
                         Some(w) if w.confirm => self.check_put(id)?,
@@ -115,8 +115,8 @@ impl Rig {
             ..self.transfers[id]
         };
         let mut t = std::mem::replace(&mut self.transfers[id], empty);
-        // Data may still arrive when no owner waits for them; only a later lock operation proves
-        // the opposite.
+        // Data may arrive after the outcome; only a later lock operation proves that none will
+        // arrive.
         let certain = t.kind.is_some_and(|w| w.confirm) && self.arrived(&t)?;
         let rest = match certain || t.sinks.is_empty() {
             true => keep,
@@ -159,7 +159,7 @@ impl Rig {
     fn check_got(&self, id: usize) -> Result<()> {
         let t = &self.transfers[id];
         let got = self.read(t.node, &t.local)?;
-        ensure!(got == t.data, "{id} did not bring what the peer has");
+        ensure!(got == t.data, "{id} did not fetch the peer's data");
         Ok(())
     }
 
@@ -171,7 +171,7 @@ impl Rig {
         let t = &self.transfers[id];
         ensure!(
             self.arrived(t)? || !self.is_lossless(t),
-            "{id} did not take its data to the peer"
+            "{id} did not write its data to the peer"
         );
         Ok(())
     }
@@ -210,7 +210,7 @@ impl Rig {
             self.check_poison(i, FREE, BLOCKS as u64 * BLOCK)?;
             let mut data = source(i);
             self.fabric.load(i, SOURCE, &mut data)?;
-            ensure!(data == source(i), "what node {i} offers was written to");
+            ensure!(data == source(i), "source memory of node {i} was written");
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ pub struct Report {
 struct Poster<'a> {
     port: &'a mut Port,
     fabric: &'a mut Fabric,
-    /// Answers of lock operations that are made up instead of posting the operations.
+    /// Forged answers of lock operations that are not posted.
     hasty: Option<&'a mut Vec<Notification>>,
 }
 

@@ -114,7 +114,7 @@ impl Rig {
                 self.summary.taken += 1;
                 self.summary.demanded += u64::from(t.demanded);
             }
-            Err(SubmitError::Invalid) => anyhow::bail!("a transfer is taken for none"),
+            Err(SubmitError::Invalid) => anyhow::bail!("a transfer is rejected as invalid"),
             Err(_) => {
                 self.summary.refused += 1;
                 (t.outcome, t.quiet) = (true, true);

@@ -125,7 +125,7 @@ impl Node {
             Fetched::Frame(block, from, _) => {
                 let address = block.address();
                 let target = self.targets.iter().find(|t| t.local == address);
-                let target = target.context("a frame that was not asked for")?;
+                let target = target.context("a frame without a GET")?;
                 let (data, lost) = target.load(fabric, self.nic)?;
                 self.holes += u64::from(lost);
                 self.reports.push(match lost {

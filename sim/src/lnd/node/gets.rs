@@ -26,7 +26,7 @@ impl Node {
         let mark = self.rng.random();
         let number = self.by_ticket.get(&ticket).copied().unwrap_or(0);
         let Some(sink) = self.sinks.get_mut(&number) else {
-            anyhow::bail!("something is fetched that nobody wants");
+            anyhow::bail!("a GET is posted for unwanted data");
         };
         ensure!(sink.len == len, "another length is fetched than was wanted");
         let terms = Terms {
@@ -82,7 +82,7 @@ impl Node {
     pub(super) fn received(&mut self, fabric: &Fabric, ticket: Ticket, done: bool) -> Result<()> {
         let number = self.by_ticket.remove(&ticket).unwrap_or(0);
         let Some(sink) = self.sinks.get(&number).copied() else {
-            anyhow::bail!("payload came that nobody wants");
+            anyhow::bail!("unwanted payload arrived");
         };
         let most = LIMITS.receive + self.plan.revoke + 4 * IDLE;
         ensure!(
