@@ -276,7 +276,7 @@ pub struct Summary {
     pub direct: u64,
     /// Ends that used TCP.
     pub tcp: u64,
-    /// Ends that could not learn the peer's decision.
+    /// Ends to which the peer's decision remained unknown.
     pub lost: u64,
     /// Requests that another connection with the same addresses and ports left behind.
     pub foreign_notes: u64,
@@ -338,12 +338,12 @@ enum Event {
 #[derive(Debug, Clone)]
 struct Side {
     node: usize,
-    /// Number of bytes that it writes.
+    /// Number of bytes that the program writes.
     plan: u64,
     written: u64,
-    /// Number of bytes in flight from its own memory.
+    /// Number of bytes in flight from the program's own memory.
     lent: u64,
-    /// True if the program sends from its own memory and receives into it.
+    /// True if the program sends from and receives into its own memory.
     lends: bool,
     /// True after the program has ended its direction of the stream.
     shut: bool,

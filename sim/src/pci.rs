@@ -148,7 +148,7 @@ pub struct Rig {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
     polls: u64,
-    /// True if leases are kept to the end.
+    /// True if borrowers keep leases until the end of the run.
     keep: bool,
     forger: bool,
     /// Node that breaks the protocol in its own leases; `lies` is the number of its last message.

@@ -55,7 +55,7 @@ const SOURCE: u64 = FREE + BLOCKS as u64 * BLOCK;
 const SOURCE_BYTES: u64 = 0x1_0000;
 /// Address of the first block that peers write to.
 const SINKS: u64 = SOURCE + SOURCE_BYTES;
-/// Number of such blocks for each peer.
+/// Number of blocks that each peer may write to.
 const SINKS_EACH: u64 = 12;
 /// Maximum time in ns for which a NIC may hold packets; shorter than the time for which late
 /// answers are awaited.

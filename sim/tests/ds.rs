@@ -57,7 +57,8 @@ mod sim {
             sum.gets > 10 * seeds && sum.gets_again > seeds / 20,
             "{sum:?}"
         );
-        // Rewinds answer gaps: a lost message, or one without a slot at the receiver.
+        // A stream sends data again after a gap: a lost message, or a message without a slot at the
+        // receiver.
         assert!(sum.rewinds > seeds / 40 && sum.asked > seeds / 2, "{sum:?}");
         assert!(sum.odd > seeds && sum.failed > seeds / 5, "{sum:?}");
         assert!(sum.holes > seeds / 20, "{sum:?}");

@@ -7,8 +7,8 @@ use wire::eth::VPID;
 use wire::ids::Nla;
 
 impl Rig {
-    /// Sends a negotiation message that the node should not send: one of its own, one of another
-    /// node, an old one, or one with a wrong field.
+    /// Sends a negotiation message that the node should not send: a message of its own, of another
+    /// node, an old message, or a message with a wrong field.
     pub(super) fn forge_setup(&mut self, node: usize) {
         let to = self.rng.random_range(0..self.nodes.len());
         if self.rng.random_bool(0.3) {

@@ -516,8 +516,8 @@ impl Rig {
         }
     }
 
-    /// Ends the connections of TCP of a node that has crashed. Its peers get resets sooner or
-    /// later.
+    /// Ends the TCP connections of a node that has crashed. Its peers get resets after different
+    /// delays.
     pub(super) fn crash_tcp(&mut self, node: usize) {
         for i in 0..self.pairs.len() {
             for side in 0..2 {

@@ -71,7 +71,7 @@ impl Rig {
         }
     }
 
-    /// Announces far more frames than are fetched in the same time, for long enough to block other
+    /// Announces far more frames than are fetched in that time, long enough to block other
     /// nodes.
     fn crowd(&mut self, node: usize, to: usize, at: u64) {
         let time = 2 * LIMITS.timeout;

@@ -263,8 +263,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Checks a node that has read messages: no message may stay in its mailbox for long, whatever
-    /// other nodes leave unanswered.
+    /// Checks a node that has read messages. No message may stay in its mailbox for a long time,
+    /// whatever other nodes leave unanswered.
     pub(super) fn check_unread(&mut self, node: usize) -> Result<()> {
         let now = self.fabric.now();
         let well = self.ill[node] == 0 && now >= self.healed[node] + SETTLE;

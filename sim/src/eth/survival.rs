@@ -9,21 +9,21 @@ use extoll_emulator::network::LinkKnobs;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Attack on node 1 by node 0, in its own name, a forged one, or that of an absent node.
+/// Attack of node 0 on node 1, in the name of node 0, a forged name, or that of an absent node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Attack {
-    /// It announces far more frames than there are slots and is then switched off, so that GETs
+    /// Node 0 announces far more frames than there are slots and is then switched off, so that GETs
     /// fail.
     AnnounceAndDie,
     /// 64 absent nodes each announce a frame from time to time.
     DyingPeers,
-    /// It announces frames that are shorter than a header.
+    /// Node 0 announces frames that are shorter than a header.
     Runts,
-    /// It delays the answers to GETs until, or nearly until, the time-out.
+    /// Node 0 delays the answers to GETs until, or nearly until, the time-out.
     Unfinished,
-    /// It sends messages that are no frames as fast as they are read.
+    /// Node 0 sends messages that are no frames as fast as they are read.
     Flood,
-    /// It fetches frames just before they count as stalled.
+    /// Node 0 fetches frames just before they count as stalled.
     LateFetches,
 }
 
@@ -52,8 +52,8 @@ const TIME: [u64; 2] = [500 * MS, 3_500 * MS];
 const STOP: u64 = 4_000 * MS;
 /// Number of frames of a stream in flight.
 const WINDOW: usize = 4;
-/// Number of frames in flight to the node that fetches late. It exceeds the frames that the node
-/// gets at a time plus those it may have fetched but not delivered.
+/// Number of frames in flight to the node that fetches late. The number exceeds the frames that
+/// this node receives at a time plus the frames that it may have fetched but not delivered.
 const WIDE: usize = 480;
 /// Time in ns after which a frame that was dropped or found no slot is sent again.
 const AGAIN: u64 = 2 * MS;

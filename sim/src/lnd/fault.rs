@@ -19,7 +19,7 @@ pub(super) enum Fault {
     Repeat(usize),
     /// No slot for GETs is free.
     RefuseGets(usize),
-    /// The port holds many messages for long.
+    /// The port holds many messages for a long time.
     Keep(usize),
     /// Packets within GETs are lost, but not the last ones.
     Holes(usize),
@@ -45,7 +45,7 @@ impl Rig {
             11 | 12 => Fault::Close(node),
             _ => Fault::RefuseGets(node),
         };
-        // Two such faults at once would last longer than each.
+        // Two faults of these kinds at the same time would last longer than each of them.
         if self.faults.iter().any(|(other, _)| !other.mixes(fault)) {
             return;
         }
@@ -224,8 +224,8 @@ impl Rig {
 const US_50: u64 = MS / 20;
 
 impl Fault {
-    /// Returns true if both faults may occur in a run. Two faults that stop a node for a while may
-    /// not.
+    /// Returns true if both faults may occur in one run. Two faults that each stop a node for some
+    /// time may not.
     fn mixes(self, other: Self) -> bool {
         let stops = |f: Self| {
             !matches!(

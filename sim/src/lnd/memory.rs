@@ -73,7 +73,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Fails if it was written.
+    /// Fails if the free block was written.
     pub fn block(&mut self, fabric: &Fabric) -> Result<Option<u64>> {
         let Some(block) = self.blocks.pop() else {
             return Ok(None);
@@ -148,7 +148,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Fails if it was written, or some is missing.
+    /// Fails if free memory was written or is missing.
     pub fn check_end(&self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic;
         for block in &self.blocks {

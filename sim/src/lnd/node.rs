@@ -471,11 +471,11 @@ impl Node {
         format!("{peers}{sends}{receives}{:?}", self.lnd.counters())
     }
 
-    /// Checks that all is released at the end of a run.
+    /// Checks at the end of a run that the node has released everything.
     ///
     /// # Errors
     ///
-    /// Fails if something is left, or free memory was written.
+    /// Fails if a message, transfer or block is left, or free memory was written.
     pub fn check_end(&self, fabric: &Fabric) -> Result<()> {
         let nic = self.nic;
         ensure!(

@@ -40,7 +40,7 @@ pub enum Mutation {
     SlowClose,
     /// A device whose lease has ended stays active until an earlier reset has finished.
     SlowReset,
-    /// A restarted driver waits for leases with its own time-out only.
+    /// A restarted driver waits for earlier leases only as long as its own time-out.
     OwnTimeout,
 }
 
