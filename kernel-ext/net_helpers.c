@@ -469,31 +469,6 @@ void extoll_skb_forget_dev(struct sk_buff *skb)
 	skb->dev = NULL;
 }
 
-/* Stores head and fragments in list. Returns the number of stored ranges or an error. */
-int extoll_skb_fragments(const struct sk_buff *skb, struct bio_vec *list, unsigned int max)
-{
-	const struct skb_shared_info *info = skb_shinfo(skb);
-	unsigned int i, n = 0;
-
-	BUILD_BUG_ON(EXTOLL_SKB_FRAGMENTS < MAX_SKB_FRAGS + 1);
-	if (skb_has_frag_list(skb) || !skb_frags_readable(skb))
-		return -EOPNOTSUPP;
-	if (info->nr_frags >= max)
-		return -ENOSPC;
-	if (skb_headlen(skb))
-		bvec_set_virt(&list[n++], skb->data, skb_headlen(skb));
-	for (i = 0; i < info->nr_frags; i++) {
-		const skb_frag_t *frag = &info->frags[i];
-
-		if (!skb_frag_page(frag))
-			return -EOPNOTSUPP;
-		if (skb_frag_size(frag))
-			bvec_set_page(&list[n++], skb_frag_page(frag), skb_frag_size(frag),
-				      skb_frag_off(frag));
-	}
-	return n;
-}
-
 #if IS_ENABLED(CONFIG_KUNIT)
 struct sk_buff *extoll_skb_sample(size_t len)
 {

@@ -155,12 +155,6 @@ int extoll_sock_error(const struct sock *sk);
 bool extoll_sock_has_error(const struct sock *sk);
 int extoll_sock_take_error(struct sock *sk);
 /*
- * Directions that are shut down (RCV_SHUTDOWN, SEND_SHUTDOWN). Any context can read them.
- * extoll_sock_mark_ended() sets directions without sending a FIN, and sleeps.
- */
-unsigned int extoll_sock_ended(const struct sock *sk);
-void extoll_sock_mark_ended(struct sock *sk, unsigned int directions);
-/*
  * Does what shutdown() does to a connected sock: RCV_SHUTDOWN, SEND_SHUTDOWN. Returns false without
  * an effect if another context holds the sock's lock, because the holder may be copying from memory
  * that never becomes available. Allocates, sleeps.

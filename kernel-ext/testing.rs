@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Aids for the modules in tests/modules; modules that users load do not need the bytes alternately.
+//! Aids for the modules in tests/modules; modules that users load do not need them.
 
 use crate::{bindings, sysfs};
 use core::{mem::MaybeUninit, ops::Range};
@@ -18,9 +18,8 @@ enum Side {
     Cpu,
 }
 
-/// Streaming mapping of heap memory that CPU and device use alternately. If the mapping is leaked, the bytes
-/// stay mapped for
-/// the device.
+/// Streaming mapping of heap memory that CPU and device use alternately. If the mapping is leaked,
+/// the bytes stay mapped for the device.
 ///
 /// # Examples
 ///

@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(refused(&[vec(&page, 0, 8), vec(&page, 0, 0)]), Some(EINVAL));
         let heap = KBox::new(0u64, GFP_KERNEL)?;
         let address: *const u64 = &*heap;
-        // SAFETY: the address is a valid address of the heap.
+        // SAFETY: a valid address of the heap.
         let bv_page = unsafe { bindings::extoll_page_of(address.cast()) };
         let vec = bindings::bio_vec {
             bv_page,
@@ -116,59 +116,6 @@ mod tests {
         ranges.push((page()?, 1, PAGE), GFP_KERNEL)?;
         assert_eq!(FragmentList::from_pages(ranges).err(), Some(EINVAL));
         assert_eq!(FragmentList::from_pages(KVVec::new()).err(), Some(EINVAL));
-        Ok(())
-    }
-
-    /// Returns a frame with a head, and pages of data that begin at `offset` of the first page.
-    fn frame(head: usize, data: usize, offset: usize) -> Result<SkBuff> {
-        // SAFETY: the function has no preconditions.
-        let skb = unsafe { bindings::extoll_skb_sample(head, data, offset) };
-        if skb.is_null() {
-            return Err(ENOMEM);
-        }
-        // SAFETY: `skb` is a new frame.
-        Ok(unsafe { SkBuff::from_raw(skb) })
-    }
-
-    #[test]
-    fn frames() -> Result {
-        let list = FragmentList::take_frame(frame(100, 2 * PAGE + 50, 16)?).map_err(|(_, e)| e)?;
-        let [head, data] = list.fragments() else {
-            return Err(EINVAL);
-        };
-        assert_eq!((head.len, data.len), (100, 2 * PAGE + 50 - 16));
-        assert_eq!(data.offset, 16);
-        assert_eq!(list.bytes(), 100 + 2 * PAGE + 50 - 16);
-        assert!(!list.pages().is_writable() && list.pages().shares_pages());
-        // Byte i of the sample frame has the value i modulo 256.
-        let word = list.pages().read(data.start() / 8);
-        assert_eq!(word.to_le_bytes()[0], 100);
-        match PageList::take_frame(frame(100, 50, 0)?) {
-            Ok(_) => return Err(EEXIST),
-            Err((skb, e)) => {
-                assert_eq!((skb.len(), e), (150, EINVAL));
-            }
-        }
-        let list = PageList::take_frame(frame(0, PAGE + 50, 7)?).map_err(|(_, e)| e)?;
-        assert_eq!((list.len(), list.offset(), list.bytes()), (2, 7, PAGE + 43));
-        match FragmentList::take_frame(frame(0, 0, 0)?) {
-            Ok(_) => return Err(EEXIST),
-            Err((_, e)) => assert_eq!(e, EINVAL),
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn memory_of_the_kernel_is_nobodys_to_pin() -> Result {
-        let mut iter = bindings::iov_iter::default();
-        let vec = bindings::kvec::default();
-        // SAFETY: the call initialises the iterator, which refers to kernel memory that outlives
-        // it.
-        unsafe { bindings::iov_iter_kvec(&mut iter, bindings::ITER_SOURCE, &vec, 0, 0) };
-        // SAFETY: made above as a source, and only used through this reference.
-        let source = unsafe { IovIterSource::from_raw(&mut iter) };
-        let result = FragmentList::pin_iter(source, 100, Pin::Transfer);
-        assert_eq!(result.err(), Some(EOPNOTSUPP));
         Ok(())
     }
 }

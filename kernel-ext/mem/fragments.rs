@@ -12,7 +12,7 @@ use kernel::{
 };
 use protocol::mem::fragments::{slice, Fragment, Layout};
 
-/// Memory in several ranges, stored as a list of pages and a list of the fragments in these pages.
+/// Memory in several ranges, stored as a list of pages and the fragments in it.
 ///
 /// A device sees the list as one range with page i at 4096 · i, so all of it is registered once. If
 /// a fragment ends within a page and another one follows, the range has a gap. Without gaps,
@@ -43,16 +43,16 @@ pub struct BioVecs<'a> {
 }
 
 impl BioVecs<'_> {
-    /// Makes an object for the `len` ranges at `raw`, which a device may read, and may also write
-    /// if `write` is set.
+    /// Makes an object for the `len` ranges at `raw`, which a device reads, or also writes if
+    /// `write`.
     ///
     /// # Safety
     ///
-    /// During the lifetime of the result the array is valid and constant, and the pages exist, with
-    /// permanent kernel addresses. A device may read each page, and may write it if `write` is set,
-    /// as long as a list holds a reference to the page.
+    /// During the lifetime the array is valid and constant, and the pages exist, with permanent
+    /// addresses. A device may read all of each page, and write it if `write`, as long as a list
+    /// holds a reference to it.
     pub unsafe fn from_raw(raw: *const kernel::bindings::bio_vec, len: usize, write: bool) -> Self {
-        // INVARIANT: the function's requirements establish the invariant.
+        // INVARIANT: by the function's requirements.
         Self {
             raw,
             len,
@@ -70,7 +70,7 @@ impl BioVecs<'_> {
     }
 }
 
-/// List of fragments under construction.
+/// List that is being made.
 struct Builder {
     list: PageList,
     fragments: KVVec<Fragment>,
@@ -98,7 +98,7 @@ impl Builder {
     }
 
     /// Adds the pages of a range: `len` bytes at `offset` of `page`, which may continue in the
-    /// following pages. Acquires a reference to each page if `get` is set.
+    /// following pages. Takes a reference to each page if `get`.
     ///
     /// # Errors
     ///
@@ -192,76 +192,9 @@ impl FragmentList {
     ///
     /// # Errors
     ///
-    /// `EINVAL`: has at least this number of elements.
-        let n are no pages, or a range is empty or exceeds its page. `ENOMEM`.
-    pub fn from_pages(ranges: KVVec<(Page, usize, usize)>) -> Result<Self> {
-        let mut builder = Builder::new(Hold::Nothing);
-        let mut pages = KVVec::with_capacity(ranges.len(), GFP_KERNEL)?;
-        for (page, offset, len) in ranges {
-            if offset.checked_add(len).is_none_or(|end| end > PAGE) {
-                return Err(EINVAL);
-            }
-            // SAFETY: the list will own the page.
-            unsafe { builder.add(page.as_ptr(), offset, len, false) }?;
-            pages.push(page, GFP_KERNEL)?;
-        }
-        let memory = builder.allocate()?;
-        Ok(builder.finish(memory, Some(Hold::Owned(pages)) => {
-            Ok(builder.finish(memory, Some(Hold::Frame(ManuallyDrop::new(skb)))))
-        }
-        Err(e) => Err((skb, e)),
-    }
-}
-
-impl FragmentList {
-    /// Pins the next `max` bytes of an iterator over memory of the current process, or all bytes if
-    /// fewer remain. Advances the iterator by the number of pinned bytes. A device may read the
-    /// bytes of a source, and may also write the bytes of a destination. Pins are counted and
-    /// charged as by [`PageList::pin`]. Process context, in the process that owns the memory;
-    /// sleeps.
-    ///
-    /// The caller must watch memory that stays registered for changes ([`super::Watch`]),
-    /// separately for each of [`PageList::user_ranges`].
-    ///
-    /// # Errors
-    ///
-    /// On an error the iterator is not advanced. `EINVAL`: no bytes. `EOPNOTSUPP`: kernel memory,
-    /// or memory that cannot be pinned for the requested lifetime. Other errors are those of
-    /// [`PageList::pin`]: `ENOSPC`, `EFAULT`, `ENOMEM`, `EINTR`.
-    pub fn pin_iter<I: UserIter>(iter: &mut I, max: usize, pin: Pin) -> Result<Self> {
-        self::pin(iter, max, pin, false)
-    }
-
-    /// Makes a list of ranges of pages, with a reference to each page. Other users may continue to
-    /// use the pages. May sleep.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL`: there are no ranges, a range is empty, or a page belongs to the kernel's heap and
-    /// has no reference count. `ENOMEM`.
-    pub fn share_bvecs(vecs: BioVecs<'_>) -> Result<Self> {
-        share(vecs, false)
-    }
-
-    /// Makes a list of the memory of a frame, for a device that reads it. Dropping the list frees
-    /// the frame as if it had been sent ([`SkBuff::consume`]). May sleep.
-    ///
-    /// # Errors
-    ///
-    /// The frame is returned with the error. `EINVAL`: the frame is empty. `EOPNOTSUPP`: the frame
-    /// is a list of frames, or in memory that the CPU cannot access. `ENOMEM`.
-    pub fn take_frame(skb: SkBuff) -> Result<Self, (SkBuff, Error)> {
-        take(skb, false)
-    }
-
-    /// Makes a list of pages that no other object uses. Each page contributes one range, given by
-    /// offset and length in bytes. May sleep.
-    ///
-    /// # Errors
-    ///
     /// `EINVAL`: there are no pages, or a range is empty or exceeds its page. `ENOMEM`.
     pub fn from_pages(ranges: KVVec<(Page, usize, usize)>) -> Result<Self> {
-        let mut builder = Builder::new(Hold::Nothing, false);
+        let mut builder = Builder::new(Hold::Nothing);
         let mut pages = KVVec::with_capacity(ranges.len(), GFP_KERNEL)?;
         for (page, offset, len) in ranges {
             if offset.checked_add(len).is_none_or(|end| end > PAGE) {
@@ -280,7 +213,7 @@ impl FragmentList {
         &self.pages
     }
 
-    /// Returns the fragments in their order. The list has at least one fragment.
+    /// Returns the fragments in their order; at least one.
     pub fn fragments(&self) -> &[Fragment] {
         &self.fragments
     }
@@ -292,39 +225,15 @@ impl FragmentList {
 
     /// Returns the parts of fragments that contain the `len` bytes after the first `skip` bytes,
     /// limited to the existing bytes.
-    pub fn slice(&self, skip: usize, len: usize))
-    }
-
-    /// Returns all pages, to be registered or mapped.
-    pub fn pages(&self) -> &Arc<PageList> {
-        &self.pages
-    }
-
-    /// Pins memory like [`FragmentList::pin_iter`], but rejects memory with gaps. All segments of
-    /// the iterator except in their must begin at least one.
-    pub fn fragments(&self) must
-    /// end &[Fragment] a page boundary.fragments
-    }
-
-    /// Returns the sum of the lengths of errors are those of
-    /// bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Makes a list parts of fragments that contain the `len` of after the first `skip` bytes,
-    /// limited errors are those of bytes.
     pub fn slice(&self, skip: usize, len: usize) -> impl Iterator<Item = Fragment> + '_ {
         slice(&self.fragments, skip, len)
     }
 
-    /// Makes a list like [`FragmentList::take_frame`], but rejects frames with gaps. Almost all
-    /// frames with data list, if its bytes have no the head.
+    /// Returns the list, if its bytes have no gaps.
     ///
     /// # Errors
     ///
-    /// The frame is returned with the error. `self` if there are gaps. Other errors are those of
-    /// [`FragmentList::take_frame`].
+    /// Returns `self` if there are gaps.
     pub fn contiguous(self) -> Result<Arc<PageList>, Self> {
         match self.fragments.len() {
             1 => Ok(self.pages),

@@ -15,16 +15,6 @@ pub const MAX_PINNED: usize = 1 << 27;
 /// Minimum number of pointers that are allocated at a time.
 const CHUNK: usize = 4096;
 
-/// Lifetime of pins.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pin {
-    /// The pages stay pinned until the registration ends. Pinning may first move pages. Memory that
-    /// cannot stay pinned is rejected (`FOLL_LONGTERM`).
-    Registration,
-    /// The pages stay pinned until the end of one transfer, which has a deadline.
-    Transfer,
-}
-
 /// State of the addresses at which pages of a process were pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Maps {
@@ -32,8 +22,8 @@ pub enum Maps {
     Same,
     /// At least one address has another page or none.
     Other,
-    /// The state is unknown, because another thread holds the lock of the pages' file. The caller
-    /// must check again some milliseconds later.
+    /// Unknown, because another thread holds the lock of the pages' file. The caller has to ask
+    /// again some milliseconds later.
     Unclear,
 }
 
@@ -60,11 +50,11 @@ impl Pins {
     /// # Safety
     ///
     /// `pages` must be those that were pinned for this object, and must not be accessed any more.
-    /// The function must be called only once.
+    /// This must be called only once.
     pub(super) unsafe fn unpin(&mut self, pages: &mut [*mut bindings::page]) {
         let n = pages.len() as c_ulong;
-        // SAFETY: the function's requirements allow the call. The pages were counted in the address
-        // space, which is referenced.
+        // SAFETY: by the function's requirements. The pages were counted in the address space,
+        // which is referenced.
         unsafe {
             bindings::unpin_user_pages_dirty_lock(pages.as_mut_ptr(), n, self.write);
             bindings::extoll_pinned_sub(self.mm.as_raw(), n);
@@ -84,49 +74,9 @@ impl PageList {
     /// - `ENOSPC`: more than [`MAX_PINNED`] pages.
     /// - `EFAULT`: not mapped, not mapped with that access, or called by a kernel thread.
     /// - `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded without `CAP_IPC_LOCK`.
-    /// - `EINTR`: may is advanced separately,
-    // and `EOPNOTSUPP`: the memory the iterator.
-    let be pinned for a long time.
-    pub fn pin(start: list, mut left) = (KVVec::<UserBytes>::new(), max);
-    while left > 0 {
-        let mut start = 0;
-        // SAFETY: `copy` is a valid iterator, and `start` a local variable.
-        let len = unsafe { bindings::extoll_iter_chunk(&mut copy, left, &mut start) };
-        let len = usize::try_from(len).map_err(|_| Error::from_errno(len as c_int))?;
-        if len == 0 {
-            break;
-        }
-        left -= len;
-        start.checked_add(len).ok_or(EINVAL)?;
-        match list.last_mut() {
-            Some(last) if last.0 + last.1 == start => last.1 += len,
-            _ => list.push((start, len), GFP_KERNEL)?,
-        }
-    }
-    Ok(list)
-}
-
-impl PageList {
-    /// Pins the `bytes` bytes at `start` of the current process, both multiples of the page size,
-    /// for a registration. The device may read the pages, and may also write them if `write` is
-    /// set. The pages count as pinned memory of the process, and are charged to its user
-    /// ([`LockedPages`]). The list is charged to the memory control group. Process context; sleeps.
-    ///
-    /// # Errors
-    ///
-    /// - `EINVAL`: not page aligned, empty, or wraps around.
-    /// - `ENOSPC`: more than [`MAX_PINNED`] pages.
-    /// - `EFAULT`: not mapped, not mapped with that access, or called by a kernel thread.
-    /// - `ENOMEM`: no memory, or `RLIMIT_MEMLOCK` exceeded without `CAP_IPC_LOCK`.
     /// - `EINTR`: a fatal signal is pending.
-    /// - `EOPNOTSUPP`: the memory cannot With `nofault`, the function fails
-    /// for pages that are long time.
+    /// - `EOPNOTSUPP`: the memory cannot be pinned for a long time.
     pub fn pin(start: usize, bytes: usize, write: bool) -> Result<Self> {
-        let end = start.checked_add(bytes).ok_or(EINVAL)?;
-        if bytes == 0 || (start | end) % PAGE != 0 {
-            return Err(EINVAL);
-        }
-        Self::pin_ranges(&[(start, bytes: usize, write: bool) -> Result<Self> {
         let end = start.checked_add(bytes).ok_or(EINVAL)?;
         if bytes == 0 || (start | end) % PAGE != 0 {
             return Err(EINVAL);
@@ -161,13 +111,13 @@ impl PageList {
             }
             let done = self.pages.len();
             if done == self.pages.capacity() {
-                // Each step at most doubles the list, so that the list is never much longer than
-                // the memory that could be pinned.
+                // Doubles the list, so that the list is never much longer than the memory that
+                // could be pinned.
                 let more = done.max(CHUNK).min(count - done);
                 self.pages.reserve(more, GFP_KERNEL_ACCOUNT)?;
             }
             let spare = self.pages.spare_capacity_mut();
-            // SAFETY: `spare` has space for at least the number of pointers that is passed.
+            // SAFETY: `spare` has room for at least the number of pointers that is passed.
             let n = unsafe {
                 bindings::extoll_pin_user(
                     start + done * PAGE,
@@ -180,22 +130,6 @@ impl PageList {
                 return Err(match n {
                     0 => EFAULT,
                     e => Error::from_errno(e as c_int),
-                });
-            }
-            // SAFETY: the call wrote `n` pointers to `spare`; `mm` is referenced.
-            unsafe {
-                self.pages.inc_len(n as usize);
-                bindings::extoll_pinned_add(mm.as_raw(), n as c_ulong);
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns address space and start address of pinned pages, if the pages were contiguous in
-    /// that address space.
-    pub fn user(&self) -> Option<(&Mm, usize)> {
-        match (self.mm(), self.user_ranges()) {
-            (Some(mm), [range]) => Error::from_errno(e as c_int),
                 });
             }
             // SAFETY: the call wrote `n` pointers there; the address space is referenced.
@@ -218,9 +152,9 @@ impl PageList {
     }
 
     /// Checks whether the process still has the pinned pages `first…end` (indices in the list) at
-    /// their addresses. A page counts as present even without a page table entry, if the next
-    /// access would find the same page. Returns `Other` for a process that has ended, and `Same`
-    /// for lists of pages that were not pinned. May sleep.
+    /// their addresses. A page counts even if it has no page table entry, provided the next access
+    /// would find it. `Other` for a process that has ended. `Same` for lists of other pages. May
+    /// sleep.
     pub fn mapped(&self, first: usize, end: usize) -> Maps {
         let Some((mm, start)) = self.user() else {
             return Maps::Same;
@@ -228,8 +162,8 @@ impl PageList {
         if end > self.len() || first > end {
             return Maps::Other;
         }
-        // `mmput_async` is used, because the last reference would free the address space in this
-        // thread if the process ended during this call.
+        // `mmput_async`, because the last reference would free the address space in this thread if
+        // the process ended during this call.
         let Some(mm) = mm.mmget_not_zero().map(MmWithUser::into_mmput_async) else {
             return Maps::Other;
         };

@@ -194,12 +194,6 @@ impl HostBridge {
         self.bridge.gate.accesses()
     }
 
-    /// Returns true if the bridge was made and has not been removed. Waits while the bridge is
-    /// being removed.
-    pub fn is_present(&self) -> bool {
-        matches!(*self.bridge.phase.lock(), Phase::Present)
-    }
-
     /// Removes the bridge while the devices still answer: unbinds drivers, removes devices, drops
     /// the functions. Drivers of the devices must not call this function. Process context without
     /// locks; sleeps until the drivers are unbound. Later calls have no effect.

@@ -152,29 +152,6 @@ impl Interrupts {
         self.fired.add(u64::from(done == 0), Relaxed);
     }
 
-    /// Calls the handlers of a vector if it is requested. May be called in hard interrupts, or in
-    /// any other context that allows an RCU read-side critical section.
-    pub fn fire(&self, vector: u32) {
-        let _grace = rcu::read_lock();
-        if let Some((word, bit)) = self.bit(vector) {
-            if word.load(Relaxed) & bit != 0 {
-                self.fire_one(vector);
-            }
-        }
-    }
-
-    /// Calls the handlers of all requested vectors. The contexts of [`Interrupts::fire`] apply.
-    pub fn fire_all(&self) {
-        let _grace = rcu::read_lock();
-        for (index, word) in (0..).zip(&self.requested) {
-            let mut bits = word.load(Relaxed);
-            while bits != 0 {
-                self.fire_one(index * BITS + bits.trailing_zeros());
-                bits &= bits - 1;
-            }
-        }
-    }
-
     /// Calls the handlers of requested vectors, from vector `from` upwards, then those of the lower
     /// vectors. Calls `more` before each vector. Returns `None` after all vectors. If `more`
     /// returned false, returns the vector that is next. May be called in hard interrupts, or in any

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Completion for callers that wait: and [`Handle`].
+//! Completion for callers that wait: [`Handle`].
 //!
-//! Spinlocks that disable interrupts protect the results. Waiting and allocation may sleep. Other
+//! The results are under spinlocks that disable interrupts. Waiting and allocation may sleep; other
 //! functions work in any context.
 
 use super::{Completion, Done, Quiet, RmaError, Submitter, Ticket};
@@ -12,11 +12,7 @@ use kernel::{
     sync::{self, Arc, SpinLockIrq},
 };
 
-/// Name of the lock of a [`Callback`]. It is a static, because lockdep compares names by address,
-/// and a literal in generic code may exist several times.
-static LOCK_NAME: &CStr = c"extoll_rma_callback";
-
-/// Results that the engine has reported so far.
+/// Results so far.
 #[derive(Default)]
 struct Known {
     outcome: Option<Result<Done, RmaError>>,
@@ -58,7 +54,7 @@ impl Completion for Outcome {
     }
 }
 
-/// Transfer that was submitted. Dropping the handle neither stops the transfer nor waits for it.
+/// Transfer in flight. Dropping the handle neither stops the transfer nor waits for it.
 #[must_use]
 pub struct Handle {
     outcome: Arc<Outcome>,
@@ -75,14 +71,13 @@ impl Handle {
         }
     }
 
-    /// Returns the outcome; `None` while the transfer is in flight. Any context.
+    /// Returns the outcome, unless the transfer is in flight. Any context.
     pub fn poll(&self) -> Option<Result<(), RmaError>> {
         let known = self.outcome.known.lock().outcome;
         known.map(|r| r.map(|_| ()))
     }
 
-    /// Waits until the transfer ends, at the latest at its deadline (plus a scheduling delay). May
-    /// sleep.
+    /// Waits for the end, which comes by the deadline (plus a scheduling delay). May sleep.
     ///
     /// # Errors
     ///
@@ -91,7 +86,7 @@ impl Handle {
         self.done().map(|_| ())
     }
 
-    /// Waits until the transfer ends, and returns its result. May sleep.
+    /// Waits for the end and returns the result. May sleep.
     ///
     /// # Errors
     ///
@@ -102,7 +97,7 @@ impl Handle {
         known.unwrap_or(Err(RmaError::Down))
     }
 
-    /// Ends the transfer as `Cancelled`, unless it has ended. Returns whether it was cancelled. Any
+    /// Ends the transfer as `Cancelled`, unless it has ended. Returns true if it was cancelled. Any
     /// context.
     ///
     /// ```
@@ -121,51 +116,8 @@ impl Handle {
         self.submitter.cancel(self.ticket)
     }
 
-    /// Returns how the transfer became quiet (see [the table](super)); `None` before that. Any
-    /// context.
+    /// Returns how the transfer became quiet, if it has: see [the table](super). Any context.
     pub fn quiet(&self) -> Option<Quiet> {
         self.outcome.known.lock().quiet
     }
-}
-
-/// Completion that calls a closure, and keeps an object until the transfer is quiet.
-#[pin_data]
-struct Callback<K: Send + Sync, F: FnOnce(Result<Done, RmaError>) + Send> {
-    #[pin]
-    f: SpinLockIrq<Option<KBox<F>>>,
-    _keep: K,
-}
-
-impl<K: Send + Sync, F: FnOnce(Result<Done, RmaError>) + Send> Completion for Callback<K, F> {
-    fn done(&self, outcome: Result<Done, RmaError>) {
-        let f = self.f.lock().take();
-        if let Some(f) = f {
-            KBox::into_inner(f)(outcome);
-        }
-    }
-}
-
-/// Makes a completion that calls `f` once with the outcome, and drops `keep` when the transfer is
-/// quiet. Allocates memory and may sleep.
-///
-/// `keep` is for registered memory, because dropping a region revokes it. To distinguish how a
-/// transfer became quiet, implement [`Completion`] instead. Use
-/// [`CallIn::Process`](super::CallIn::Process) if `f` or the drop of `keep` sleeps. Dropping a
-/// region does not sleep.
-///
-/// # Errors
-///
-/// `NoMemory`.
-pub fn callback<K, F>(keep: K, f: F) -> Result<Arc<dyn Completion>, RmaError>
-where
-    K: Send + Sync + 'static,
-    F: FnOnce(Result<Done, RmaError>) + Send + 'static,
-{
-    let f = KBox::new(f, GFP_KERNEL).map_err(|_| RmaError::NoMemory)?;
-    let callback = pin_init!(Callback {
-        f <- SpinLockIrq::new(Some(f), LOCK_NAME, static_lock_class!()),
-        _keep: keep,
-    });
-    let callback = Arc::pin_init(callback, GFP_KERNEL).map_err(|_| RmaError::NoMemory)?;
-    Ok(callback)
 }

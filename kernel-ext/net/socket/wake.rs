@@ -188,18 +188,6 @@ impl Tcp {
         kernel::error::to_result(unsafe { bindings::extoll_sock_take_error(self.sk()) })
     }
 
-    /// Records in the sock that directions have ended. TCP sends nothing, and keeps its state, by
-    /// which it decides whether to send a FIN. TCP's `recvmsg` then returns 0 and its `sendmsg`
-    /// `EPIPE`; `poll` and `ss` show the end. The record cannot be undone, so a caller must not set
-    /// it for a connection that may still continue as TCP. Takes the sock's lock, may sleep.
-    ///
-    /// A data path that ends a direction in a softirq cannot call this function, because it sleeps.
-    /// Every data path must record the end in its own state.
-    pub fn mark_ended(&self, ended: ShutdownDirections) {
-        // SAFETY: the sock is valid by the invariants; process context.
-        unsafe { bindings::extoll_sock_mark_ended(self.sk(), ended.bits()) }
-    }
-
     /// Returns the number of bytes that must be available before a call for `len` bytes returns:
     /// `SO_RCVLOWAT` limited to `len`, or `len` with `all` (`MSG_WAITALL`); at least 1. Any
     /// context.

@@ -196,7 +196,7 @@ pub(crate) fn entry_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Input: a whole program RAM. Decodes the program, word.
+/// Input: a whole program RAM. Decodes each word.
 pub fn fuzz_snq_program(data: &[u8]) {
     let mut input = Input(data);
     let mut ram = [0; snq::PROGRAM_WORDS];
