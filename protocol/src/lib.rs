@@ -33,7 +33,7 @@ use core::ops::DerefMut;
 pub trait Memory {
     /// Array whose length never changes.
     type Array<T>: DerefMut<Target = [T]>;
-    /// Error of an allocation.
+    /// Error of a failed allocation.
     type Error;
 
     /// Allocates an array of `len` elements made by `make`, which gets their indices in ascending
@@ -41,11 +41,11 @@ pub trait Memory {
     ///
     /// # Errors
     ///
-    /// No memory is available.
+    /// Returns an error if the memory cannot be allocated.
     fn array<T>(len: usize, make: impl FnMut(usize) -> T) -> Result<Self::Array<T>, Self::Error>;
 }
 
-/// Source of the time.
+/// Source of the current time.
 pub trait Clock {
     /// Returns the current time.
     fn now(&self) -> Time;
@@ -63,11 +63,12 @@ pub trait Shared<T> {
     fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R;
 }
 
-/// Reason for which a transport refused something.
+/// Reason for which a transport did not accept a command or message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum TransportError {
-    /// No room now. The transport notifies its user when there is room.
+    /// No slot is free now. The transport notifies its user when a slot becomes free.
     Later,
-    /// It will never be accepted.
+    /// The transport will never accept the command or message, for example because the port is
+    /// closed.
     Never,
 }

@@ -6,8 +6,9 @@ use crate::Time;
 /// Lower bound for the time at which unread messages were sent, or other items that are processed
 /// in order were queued.
 ///
-/// Messages carry no time. The reader therefore notes the number of unread messages at some time.
-/// After it has read this number of messages, all further ones were sent later than that time.
+/// Messages contain no timestamp. The reader therefore records the number of unread messages at
+/// some time. After it has read this number of messages, all remaining messages were sent later
+/// than that time.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct AgeBound {
     /// All messages sent before this time have been read.
@@ -32,7 +33,7 @@ impl AgeBound {
         self.mark = None;
     }
 
-    /// Returns true if a mark is pending: then [`AgeBound::mark`] is not needed.
+    /// Returns true while a mark is pending. The caller need not call [`AgeBound::mark`] then.
     #[must_use]
     pub const fn is_marked(&self) -> bool {
         self.mark.is_some()
@@ -44,9 +45,10 @@ impl AgeBound {
         self.read(0);
     }
 
-    /// Reports that there were `backlog` unread messages at time `at`, from the writer's counter.
-    /// An empty mailbox would not prove that there are none, because a lost write of the NIC hides
-    /// the messages after it.
+    /// Reports that there were `backlog` unread messages at time `at`, according to the writer's
+    /// counter. The caller must use this counter, because an empty mailbox does not prove that no
+    /// message was sent. If a write of the NIC is lost, the reader does not find the messages after
+    /// it.
     pub fn count(&mut self, at: Time, backlog: usize) {
         self.counted = at;
         match self.mark {
@@ -56,7 +58,7 @@ impl AgeBound {
         }
     }
 
-    /// Reports that this number of messages was read.
+    /// Reports that `messages` messages were read.
     pub fn read(&mut self, messages: usize) {
         self.mark = match self.mark {
             Some((at, left)) if left <= messages => {

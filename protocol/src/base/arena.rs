@@ -14,13 +14,13 @@ const MAX: usize = 1 << 20;
 pub struct Index(u32);
 
 impl Index {
-    /// Returns the index, less than the capacity of the arena.
+    /// Returns the index as a number, which is less than the capacity of the arena.
     #[inline]
     pub const fn index(self) -> u32 {
         self.0
     }
 
-    /// Returns the position with this index.
+    /// Returns the `Index` of this number.
     #[inline]
     pub const fn from_index(index: u32) -> Self {
         Self(index)
@@ -103,8 +103,8 @@ impl List {
     }
 }
 
-/// Fixed number of objects. Each object may be on one list of each of `LISTS` kinds. The caller
-/// knows which list of a kind this is.
+/// Fixed number of objects. Each object may be on one list of each of `LISTS` kinds. The arena does
+/// not store which list contains an object; the caller must know it.
 pub struct Arena<M: Memory, T, const LISTS: usize> {
     cells: M::Array<Cell<T, LISTS>>,
     free: u32,
@@ -117,7 +117,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(capacity: usize) -> Result<Self, M::Error> {
         let capacity = capacity.clamp(1, MAX);
         let cells = M::array(capacity, |i| Cell {
@@ -162,11 +162,11 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         self.cells.get_mut(index as usize)
     }
 
-    /// Adds an object, which is on no list. Returns its position and its name.
+    /// Adds an object, which is on no list. Returns its index and its name.
     ///
     /// # Errors
     ///
-    /// The object, if the arena is full.
+    /// Returns the object if the arena is full.
     pub fn insert(&mut self, value: T) -> Result<(Index, Name), T> {
         let index = self.free;
         let Some(cell) = self.cell(index) else {
@@ -196,19 +196,19 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         Some(value)
     }
 
-    /// Returns the object at a position.
+    /// Returns the object at an index.
     #[inline]
     pub fn get(&self, at: Index) -> Option<&T> {
         self.cells.get(at.0 as usize)?.value.as_ref()
     }
 
-    /// Returns the object at a position.
+    /// Returns the object at an index.
     #[inline]
     pub fn get_mut(&mut self, at: Index) -> Option<&mut T> {
         self.cell(at.0)?.value.as_mut()
     }
 
-    /// Returns the name of the object at a position.
+    /// Returns the name of the object at an index.
     pub fn name(&self, at: Index) -> Option<Name> {
         let cell = self.cells.get(at.0 as usize)?;
         cell.value.as_ref()?;
@@ -218,7 +218,7 @@ impl<M: Memory, T, const LISTS: usize> Arena<M, T, LISTS> {
         })
     }
 
-    /// Returns the position of the object with this name, if it still exists.
+    /// Returns the index of the object with this name, if the object still exists.
     pub fn find(&self, name: Name) -> Option<Index> {
         (self.name(Index(name.at)) == Some(name)).then_some(Index(name.at))
     }
@@ -305,7 +305,7 @@ impl<M: Memory> Buckets<M> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(objects: usize) -> Result<Self, M::Error> {
         let len = objects.clamp(1, MAX).next_power_of_two();
         Ok(Self {
@@ -313,7 +313,8 @@ impl<M: Memory> Buckets<M> {
         })
     }
 
-    /// Returns the list with all objects of this hash. It may contain objects of other hashes too.
+    /// Returns the list that contains all objects of this hash. The list may contain objects of
+    /// other hashes too.
     #[inline]
     pub fn of(&mut self, hash: u64) -> Option<&mut List> {
         // Fibonacci hashing; the number of lists is a power of two.
@@ -322,7 +323,7 @@ impl<M: Memory> Buckets<M> {
         self.heads.get_mut(index)
     }
 
-    /// Returns the first object of that list.
+    /// Returns the first object of the list for this hash.
     #[inline]
     pub fn first(&mut self, hash: u64) -> Option<Index> {
         self.of(hash)?.first()

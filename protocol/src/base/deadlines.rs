@@ -13,9 +13,9 @@ struct Entry {
     item: u32,
 }
 
-/// Deadlines of items, each of which has up to one. An item is a number below the capacity.
+/// Deadlines of items. Each item has at most one deadline. An item is a number below the capacity.
 pub struct Deadlines<M: Memory> {
-    /// Binary heap: each element is not later than those at 2i + 1 and 2i + 2.
+    /// Binary heap: no element i is later than the elements 2i + 1 and 2i + 2.
     heap: M::Array<Entry>,
     len: usize,
     /// Index of each item in the heap.
@@ -27,7 +27,7 @@ impl<M: Memory> Deadlines<M> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(capacity: usize) -> Result<Self, M::Error> {
         let nothing = Entry {
             at: Time(0),

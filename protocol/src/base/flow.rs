@@ -13,7 +13,7 @@ const EVENTS: usize = 12;
 
 /// A table of states and events, made by [`flow!`](crate::flow!).
 pub trait Flow: Copy + 'static {
-    /// Events.
+    /// Type of the events.
     type Event: Copy + 'static;
     /// All states.
     const STATES: &'static [Self];
@@ -131,7 +131,7 @@ impl<F: Flow> Counts<F> {
         true
     }
 
-    /// Returns how often `event` happened in `state`.
+    /// Returns the number of times that `event` happened in `state`.
     pub fn made(&self, state: F, event: F::Event) -> u64 {
         let row = self.made.get(state.index());
         row.and_then(|row| row.get(F::event_index(event)))

@@ -39,7 +39,7 @@ impl<M: Memory, T> Slots<M, T> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         let capacity = capacity.clamp(1, MAX);
         let entries = M::array(usize::from(capacity), |i| Entry {
@@ -118,7 +118,7 @@ impl<M: Memory, T> Slots<M, T> {
     ///
     /// # Errors
     ///
-    /// The value, if the table is full or the key is in use.
+    /// Returns the value if the table is full or the key is in use.
     pub fn insert(&mut self, key: u64, value: T) -> Result<(), T> {
         let index = self.free;
         if index == NONE || self.find(key).is_some() {

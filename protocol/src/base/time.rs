@@ -6,8 +6,9 @@
 pub struct Time(pub u64);
 
 impl Time {
-    /// Returns the ticks from `then` to this time, or 0 if `then` is later. That happens because
-    /// CPUs read the clock and then call the state machine in different orders.
+    /// Returns the ticks from `then` to this time, or 0 if `then` is later. A later `then` is
+    /// possible because two CPUs may read the clock in one order and call the state machine in the
+    /// other order.
     #[inline]
     #[must_use]
     pub const fn since(self, then: Time) -> u64 {

@@ -2,11 +2,12 @@
 //! Validity tags: detection of data that a GET did not deliver.
 //!
 //! The completer reports the last packet of a GET only (HW §10.3). Earlier packets may be lost
-//! without report, for example by a link failure in this or another node. Memory of a lost packet
-//! keeps its old content (a hole). Before the GET, a random quadword, the tag, is therefore written
-//! to this memory every [`TAG_DISTANCE`] bytes. Each packet except the last overwrites at least
-//! one tag. A tag that is still there after the GET shows a missing packet, or in rare cases equal
-//! data: the GET has failed.
+//! without report, for example by a link failure in this or another node. The memory that a lost
+//! packet should have overwritten keeps its old content (a hole). Before the GET, a random
+//! quadword, the tag, is therefore written to this memory every [`TAG_DISTANCE`] bytes. Each packet
+//! except the last overwrites at least one tag. A tag that is unchanged after the GET means that a
+//! packet is missing. In rare cases the data contain the same quadword. The reader treats the GET
+//! as failed in both cases.
 
 use wire::rma::FRAGMENT;
 
@@ -16,10 +17,10 @@ pub const TAG_DISTANCE: u32 = FRAGMENT - TAG_BYTES;
 /// Size of a tag in bytes.
 pub const TAG_BYTES: u32 = 8;
 
-/// Tag: a random number that other nodes cannot guess, different for each GET.
+/// Validity tag: a random number that other nodes cannot guess. Each GET has a different tag.
 pub type ValidityTag = [u8; TAG_BYTES as usize];
 
-/// Returns the offsets of the tags in `len` bytes. GETs of a single packet have no tags, because
+/// Returns the offsets of the tags in `len` bytes. A GET of a single packet has no tags, because
 /// the completer reports this packet.
 pub fn tag_offsets(len: u32) -> impl Iterator<Item = u32> + Clone {
     let count = match len {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Negotiation of a connection, client's side.
+//! Negotiation of a connection at the client.
 //!
 //! The client sends [`Connect`] before TCP's SYN, so that the server knows of the request when the
 //! TCP connection arrives. TCP's handshake starts after the server's answer, or after the last
 //! unanswered question. The client then waits a short time until the server's program accepts the
-//! connection. Until it sends [`Answer::Confirm`], the client may change to TCP. Both ends send no
-//! data before this decision: the driver blocks writing programs, or keeps their data.
+//! connection. Until it sends [`Answer::Confirm`], the client may change to TCP. Neither end sends
+//! data before this decision. The driver blocks programs that write, or stores their data.
 
 use super::Fallback;
 use crate::{base::flow::Flow, Time};
@@ -14,15 +14,16 @@ use wire::ds::{Answer, Answered, ConnId, Connect, Endpoint};
 crate::flow! {
     /// States of a client's connection before it transfers data.
     states Opening {
-        /// Questions are sent; the server has not answered.
+        /// The client sends requests, and the server has not answered yet.
         Asking,
-        /// The server offered direct data; TCP's handshake is in progress.
+        /// The server offered direct data, and TCP's handshake is in progress.
         Offered,
-        /// TCP's handshake is complete; the server's program has not accepted the connection.
+        /// TCP's handshake is complete, and the server's program has not accepted the connection
+        /// yet.
         Waiting,
-        /// The server accepted the connection with direct data. Final.
+        /// Final state: the server accepted the connection with direct data.
         Direct,
-        /// The connection uses TCP. Final.
+        /// Final state: the connection uses TCP.
         Tcp,
     }
     /// Events of a client's connection.
@@ -46,7 +47,7 @@ crate::flow! {
     }
 }
 
-/// Limits of the negotiation; times in ticks.
+/// Limits of the negotiation. Times are in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenLimits {
     /// Time between unanswered questions of a client, and between two [`Answer::Accept`] of a
@@ -56,9 +57,10 @@ pub struct OpenLimits {
     pub asks: u32,
     /// Maximum time from TCP's handshake to [`Answer::Accept`].
     pub accept: u64,
-    /// Time between two [`Connect`] of a waiting client.
+    /// Time between two [`Connect`] messages of a waiting client.
     pub refresh: u64,
-    /// Time after which a server forgets a client that sends nothing; several times `refresh`.
+    /// Time after which a server removes the entry of a client that sends no message. The time must
+    /// be several times `refresh`.
     pub keep: u64,
     /// Time after which a server aborts an accepted connection that the client does not confirm.
     pub confirm: u64,
@@ -80,24 +82,25 @@ pub enum ClientMessage {
     Answer(Answered),
 }
 
-/// Negotiation of one connection, client's side.
+/// Negotiation of one connection at the client.
 #[derive(Debug)]
 pub struct Client {
     state: Opening,
     connect: Connect,
-    /// Number of questions (`asked`), and of those that could not be sent (`unsent`).
+    /// Number of questions (`asked`), and number of questions that could not be sent (`unsent`).
     asked: u32,
     unsent: u32,
     next: Time,
-    /// End of the wait for the server's `Accept`; valid in `Waiting`.
+    /// Time at which the client stops waiting for the server's `Accept`. Only valid in state
+    /// `Waiting`.
     until: Time,
     why: Option<Fallback>,
     server: Option<Endpoint>,
-    /// Connection of the server that awaits `Confirm` or `Fallback`. It may have been accepted for
-    /// another connection of the same addresses.
+    /// ID of the server's connection that awaits `Confirm` or `Fallback`. The server may have
+    /// accepted it for another TCP connection with the same addresses.
     answer_to: Option<ConnId>,
     cancel: bool,
-    /// The server declined the only question that was sent.
+    /// True if only one question was sent, and the server declined it.
     alone: bool,
 }
 
@@ -126,7 +129,8 @@ impl Client {
         self.state
     }
 
-    /// Returns whether TCP's SYN may be sent: the server has answered, or is no longer waited for.
+    /// Returns true if TCP's SYN may be sent, because the server has answered or the wait for its
+    /// answer has ended.
     #[must_use]
     pub fn may_connect(&self) -> bool {
         self.state != Opening::Asking
@@ -144,8 +148,8 @@ impl Client {
         self.why
     }
 
-    /// Returns whether the server declined the only question. No server can accept the connection
-    /// then.
+    /// Returns true if only one question was sent and the server declined it. Then no server can
+    /// accept the connection with direct data.
     #[must_use]
     pub fn is_alone(&self) -> bool {
         self.alone
@@ -172,9 +176,9 @@ impl Client {
         self.unsent = self.unsent.saturating_add(1);
     }
 
-    /// Changes to TCP for the given reason, and notifies a server that may wait. Returns whether
-    /// the connection uses TCP; false after [`Opening::Direct`]. If questions could not be sent,
-    /// [`Fallback::NoSlot`] replaces [`Fallback::Silent`].
+    /// Changes to TCP for the given reason, and notifies a server that may wait. Returns true if
+    /// the connection uses TCP, and false if its state is [`Opening::Direct`]. If questions could
+    /// not be sent, [`Fallback::NoSlot`] replaces [`Fallback::Silent`].
     pub fn give_up(&mut self, why: Fallback) -> bool {
         let asked = self.asked > self.unsent;
         let why = match why {
@@ -268,7 +272,7 @@ impl Client {
             return Some(ClientMessage::Cancel(self.connect));
         }
         let to = self.answer_to.take()?;
-        // A server that accepted for another connection of the same addresses gets `Fallback`.
+        // Send `Fallback` to a server that accepted another connection with the same addresses.
         let answer = match self.server() {
             Some(server) if server.id == to => Answer::Confirm,
             _ => Answer::Fallback,

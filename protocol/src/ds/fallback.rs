@@ -3,8 +3,8 @@
 
 use wire::ds::Decline;
 
-/// Reason for using TCP. Statistics, traces and `EXTL_INFO` show its number (docs/ds-protocol.md,
-/// Fallback).
+/// Reason for using TCP. Statistics, traces and `EXTL_INFO` show the number of the reason
+/// (docs/ds-protocol.md, Fallback).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Fallback {
@@ -14,9 +14,9 @@ pub enum Fallback {
     NoRoute = 2,
     /// Direct data are switched off on this node.
     Off = 3,
-    /// No memory for rings.
+    /// No memory is available for rings.
     NoMemory = 4,
-    /// No free connection slot, or no local port.
+    /// No connection slot or no local port is free.
     NoSlot = 5,
     /// The peer does not answer on the service VPID.
     Silent = 6,
@@ -44,7 +44,8 @@ pub enum Fallback {
     TcpOnly = 17,
     /// The server accepted connections too late a short time ago.
     RecentlyLate = 18,
-    /// The neighbour's address is unknown, and it does not answer in time.
+    /// The link-layer address of the neighbour is unknown, and the neighbour does not answer in
+    /// time.
     NoNeighbour = 19,
     /// The user has reached the maximum number of connections.
     UserLimit = 20,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Streams without send and receive ring: sources of both ends, and buffers of readers.
+//! Transfers that bypass a ring: from sources instead of the send ring, and to readers' buffers
+//! instead of the receive ring.
 
 use super::stream::{Received, Stream};
 use super::{Limits, SourceId, Violation};
@@ -9,7 +10,8 @@ use wire::{
     ids::Nla,
 };
 
-/// Maximum time that sources of a closed socket stay readable, as a multiple of [`Limits::orphan`].
+/// Maximum time for which sources of a closed socket stay readable, as a multiple of
+/// [`Limits::orphan`].
 const LENT_ORPHANS: u64 = 4;
 
 impl Stream {
@@ -23,8 +25,9 @@ impl Stream {
 
     /// Appends `len` bytes at `nla` to the stream as a source. The peer may read them until the
     /// source is finished ([`Sending::source`](super::Sending::source)). After the end of the
-    /// connection they stay readable until [`Stream::send_ring_free`]. Returns `None` if the stream
-    /// accepts no more data, or no source ([`Sending::source_room`](super::Sending::source_room)).
+    /// connection, the bytes stay readable until [`Stream::send_ring_free`]. Returns `None` if the
+    /// stream accepts no more data, or currently accepts no source
+    /// ([`Sending::source_room`](super::Sending::source_room)).
     pub fn commit_source(&mut self, len: u32, nla: Nla) -> Option<SourceId> {
         if !self.can_send() {
             return None;
@@ -34,28 +37,29 @@ impl Stream {
         Some(id)
     }
 
-    /// Withdraws a source: bytes that the peer has not begun to fetch leave the stream. Returns
-    /// false if the caller must retry after an earlier withdrawal has finished. `alone` says that
-    /// no other thread copies data behind the source to the send ring; otherwise its numbers stay
-    /// used.
+    /// Withdraws a source. Bytes that the peer has not begun to fetch are removed from the stream.
+    /// Returns false if the caller must retry after an earlier withdrawal has finished. `alone` is
+    /// true if no other thread copies data behind the source to the send ring. Otherwise the
+    /// sequence numbers of removed bytes are not used again.
     pub fn withdraw_source(&mut self, id: SourceId, alone: bool) -> bool {
         self.end.is_some() || self.sending.withdraw(id, alone)
     }
 
-    /// Ends the owner's interest in a source: its state is dropped as soon as it is finished.
+    /// Tells the stream that the owner will not ask for the state of a source again. The state is
+    /// dropped as soon as the source is finished.
     pub fn disown_source(&mut self, id: SourceId) {
         self.sending.disown(id);
     }
 
-    /// Keeps sources for a waiting reader that may provide a buffer. Up to `most` bytes of a source
-    /// are still fetched to the ring.
+    /// Delays GETs from sources, because a waiting reader may provide a buffer. Up to `most` bytes
+    /// of a source are still fetched to the ring.
     pub fn hold_sources(&mut self, most: u32) {
         self.held_until = None;
         self.receiving.hold(Some(most));
     }
 
-    /// Ends [`Stream::hold_sources`], because the reader stopped waiting. With `until`, sources
-    /// stay kept until that time, because the reader may return.
+    /// Ends [`Stream::hold_sources`], because the reader stopped waiting. With `until`, GETs from
+    /// sources are delayed until that time, because the reader may wait again.
     pub fn release_sources(&mut self, until: Option<Time>) {
         if self.receiving.is_held() {
             match until {
@@ -66,9 +70,9 @@ impl Stream {
         }
     }
 
-    /// Offers `len` bytes of a reader's memory for the pending source. Returns the number of bytes
-    /// that will be fetched to it; [`Get::sink`](super::Get::sink) is the offset.
-    /// [`Receiving::sunk`](super::Receiving::sunk) reports the progress, and
+    /// Offers `len` bytes of a reader's memory as destination for the pending source. Returns the
+    /// number of bytes that will be fetched to the memory. [`Get::sink`](super::Get::sink) is the
+    /// offset in the memory. [`Receiving::sunk`](super::Receiving::sunk) reports the progress, and
     /// [`Stream::withdraw_sink`] ends the offer.
     pub fn offer_sink(&mut self, len: u32) -> Option<u32> {
         if self.end.is_some() {
@@ -77,8 +81,8 @@ impl Stream {
         self.receiving.offer(len)
     }
 
-    /// Ends the use of the reader's memory. Returns the number of bytes present in it. Posted GETs
-    /// may still write to the memory until they are quiet.
+    /// Ends the use of the reader's memory. Returns the number of bytes that have arrived in the
+    /// memory. Posted GETs may still write to the memory until they are quiet.
     pub fn withdraw_sink(&mut self) -> u32 {
         let bytes = self.receiving.withdraw_sink();
         self.counters.sunk += u64::from(bytes);
@@ -86,10 +90,11 @@ impl Stream {
         bytes
     }
 
-    /// Executes the withdrawal of the peer that was delayed by a reader's buffer.
+    /// Executes a withdrawal of the peer that was delayed because a reader's buffer was in use.
     pub(super) fn cut_now(&mut self) {
         if let Some((end, len)) = self.late_cut.take() {
-            // A violation would have been reported by the message already.
+            // The result is ignored, because the message of the withdrawal has already reported a
+            // violation.
             let _ = self.withdrawn(end, len);
         }
     }
@@ -114,8 +119,8 @@ impl Stream {
 
     pub(super) fn withdrawn(&mut self, end: Seq, len: u32) -> Result<Received, Violation> {
         let from = Seq(end.0.wrapping_sub(len));
-        // A pending answer is not replaced. The new withdrawal counts as lost, and the peer repeats
-        // it.
+        // Do not replace a pending answer. Treat the new withdrawal as lost, because the peer
+        // repeats it.
         let other = |cut: Option<(Seq, u32)>| cut.is_some_and(|(at, _)| at != end);
         if !self.receiving.accepts_sources() {
             self.counters.foreign += 1;

@@ -3,18 +3,19 @@
 //! (docs/ds-protocol.md).
 //!
 //! A connection has two streams, one for each direction. A stream is a sequence of bytes with
-//! consecutive 32-bit numbers ([`Seq`]). The sender keeps unacknowledged bytes in its send ring,
-//! and the receiver keeps unread bytes in its receive ring. The number of a byte determines its
-//! offset in both rings.
+//! consecutive 32-bit sequence numbers ([`Seq`]). The sender keeps unacknowledged bytes in its send
+//! ring, and the receiver keeps unread bytes in its receive ring. The sequence number of a byte
+//! determines its offset in both rings.
 //!
 //! Short data are sent in VELO messages and copied to the receive ring. Long data are announced by
-//! a message, and the receiver fetches them from the send ring by RMA GET. A *source* is other
-//! memory of the sender, which the receiver fetches from directly. The messages alone define the
-//! order of a stream. No order between messages and GETs, or between GETs, is assumed. No node
-//! writes to memory of another node, because nothing proves that a PUT has arrived.
+//! a message, and the receiver fetches them from the send ring by RMA GET. A *source* is memory of
+//! the sender outside of the send ring, from which the receiver fetches directly. Only the messages
+//! define the order of a stream. No order between messages and GETs, or between GETs, is assumed.
+//! No node writes to memory of another node, because nothing proves that a PUT has arrived.
 //!
-//! Messages and GETs can be lost. A receiver accepts only the expected number, and reports a gap. A
-//! sender that receives no acknowledgement asks its peer. A failed GET is posted again.
+//! Messages and GETs can be lost. A receiver accepts only the expected sequence number, and reports
+//! a gap. A sender that receives no acknowledgement asks its peer for one. A failed GET is posted
+//! again.
 //!
 //! # State machines
 //!
@@ -30,14 +31,14 @@
 //!
 //! # Driver
 //!
-//! The state machines have no locks, memory of their own, clock or I/O. The driver of a [`Stream`]
-//! holds a lock and has these duties:
+//! The state machines contain no locks, clock or I/O, and do not allocate memory after their
+//! creation. The driver of a [`Stream`] holds a lock and has these duties:
 //!
 //! * It passes each message to [`Stream::receive`]. For [`Received::Data`] it copies the data to
 //!   the receive ring.
 //! * It calls [`Stream::commit`] after it copied a program's data to the send ring, and
 //!   [`Stream::consume`] after the program read from the receive ring.
-//! * It calls [`Stream::pump`] after each event, when the port has room again, and at
+//! * It calls [`Stream::pump`] after each event, when the port can accept messages again, and at
 //!   [`Stream::deadline`]. `pump` sends messages and posts GETs through a [`Port`].
 //! * It reports the result of each GET to [`Stream::get_ended`]. A GET is successful only if all
 //!   its packets arrived, which [`crate::base::validity`] proves.
@@ -81,55 +82,57 @@ use wire::ds::Seq;
 /// Maximum number of announced ranges of a stream that are not fetched yet.
 pub const MAX_RANGES: usize = 32;
 
-/// Limits of a stream; times in ticks, sizes in bytes.
+/// Limits of a stream. Times are in ticks, and sizes in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Minimum size of announced data; shorter data are sent in messages.
     pub threshold: u32,
     /// Maximum size of a GET.
     pub chunk: u32,
-    /// Number of times that the NIC units may refuse a GET before the connection is aborted.
+    /// Number of times that a NIC unit may reject a GET before the connection is aborted.
     pub tries: u8,
-    /// Time after which a GET without result has failed, doubled with each failure. The connection
-    /// is aborted if no GET succeeds for `give_up`.
+    /// Time after which a GET without result counts as failed. The time is doubled with each
+    /// failure. The connection is aborted if no GET succeeds for `give_up`.
     pub get: u64,
-    /// Maximum age of the last sign of life of the peer when a GET is decided. The GET is posted
-    /// within twice this time of it.
+    /// Maximum age of the peer's last sign of life when the stream decides to post a GET. The GET
+    /// is posted at most twice this time after the sign of life.
     pub fresh: u64,
     /// Maximum time that a message or a GET is in flight. A node must take longer than 2 × (`fresh`
     /// + `hold`) to restart.
     pub hold: u64,
-    /// Time without an acknowledgement after which the peer is asked, doubled up to `ask_most`.
+    /// Time without an acknowledgement after which the peer is asked. The time is doubled with each
+    /// question, up to `ask_most`.
     pub ask: u64,
-    /// Maximum time between two questions.
+    /// Maximum time between two questions to a peer.
     pub ask_most: u64,
     /// Time after which a peer that does not answer questions counts as dead.
     pub give_up: u64,
     /// Time after which a connection that the program closed is aborted, if the peer neither
     /// acknowledges data nor ends its direction.
     pub orphan: u64,
-    /// Time for which a finished connection still answers a peer that missed the last message.
+    /// Time for which a finished connection still answers a peer that did not receive the last
+    /// message.
     pub linger: u64,
     /// Maximum delay of corked data.
     pub cork: u64,
 }
 
-/// Ring sizes and first numbers of both directions.
+/// Ring sizes and initial sequence numbers of both directions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Number of the first byte that this end sends.
+    /// Sequence number of the first byte that this end sends.
     pub send_isn: Seq,
-    /// Number of the first byte that this end receives.
+    /// Sequence number of the first byte that this end receives.
     pub receive_isn: Seq,
-    /// Size of the own send ring in bytes; a power of two.
+    /// Size of this end's send ring in bytes; a power of two.
     pub send_ring: u32,
-    /// Size of the own receive ring in bytes; a power of two.
+    /// Size of this end's receive ring in bytes; a power of two.
     pub receive_ring: u32,
     /// Size of the peer's receive ring in bytes; a power of two.
     pub peer_ring: u32,
     /// Size of the peer's send ring in bytes; a power of two.
     pub peer_send: u32,
-    /// Both ends accept sources.
+    /// True if both ends accept sources.
     pub sources: bool,
 }
 
@@ -158,17 +161,18 @@ impl Span {
 /// Protocol violations of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Violation {
-    /// It acknowledges bytes that were never sent.
+    /// The peer acknowledges bytes that were never sent.
     Ack,
-    /// It offers more room than its receive ring has.
+    /// The peer offers more free bytes than the size of its receive ring.
     Edge,
-    /// It sends more data than the receive ring has room for.
+    /// The peer sends more data than the receive ring has free bytes.
     Room,
-    /// It sends data behind the end of its stream.
+    /// The peer sends data behind the end of its stream.
     BehindEnd,
-    /// It announces more bytes than its send ring holds.
+    /// The peer announces more bytes than its send ring holds.
     Ring,
-    /// It withdraws another source although the reader has not passed eight withdrawn ranges.
+    /// The peer withdraws a further source before the reader has passed the previous eight
+    /// withdrawn ranges.
     TooManyWithdrawn,
 }
 
@@ -183,23 +187,24 @@ pub struct Counters {
     pub announced_bytes: u64,
     /// Announcements sent.
     pub announcements: u64,
-    /// Bytes received in order in messages.
+    /// Bytes received in messages in the correct order.
     pub velo_received: u64,
     /// Bytes of accepted announcements.
     pub rma_received: u64,
     /// GETs posted.
     pub gets: u64,
-    /// GETs posted again after a failure.
+    /// GETs repeated after a failure.
     pub gets_again: u64,
     /// Questions sent to the peer.
     pub asked: u64,
-    /// Times that unacknowledged data were sent again.
+    /// Number of times that unacknowledged data were sent again.
     pub rewinds: u64,
-    /// Messages received again.
+    /// Messages that contain only bytes which were received before.
     pub old: u64,
-    /// Messages that arrived before a missing one.
+    /// Messages that arrived while earlier bytes were missing.
     pub gaps: u64,
-    /// Messages whose number is too far from the expected one, or of unsupported types.
+    /// Messages of unsupported types, and messages whose sequence number is too far from the
+    /// expected one.
     pub foreign: u64,
     /// Messages without data sent.
     pub control: u64,
@@ -208,7 +213,7 @@ pub struct Counters {
     /// Bytes of the peer's sources for which a first GET was posted, to the ring or to a reader's
     /// memory.
     pub source_received: u64,
-    /// Bytes fetched to a reader's memory.
+    /// Bytes fetched directly to a reader's memory.
     pub sunk: u64,
     /// Withdrawals of announced sources sent.
     pub cuts: u64,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Nodes and servers that failed a short time ago, and are not asked for some time.
+//! Nodes and servers that failed a short time ago, and are not tried again for some time.
 
 use crate::{Memory, Slots, Time};
 use wire::ids::NodeId;
 
-/// Nodes that did not answer. If the table is full, the oldest entry is dropped and that node is
-/// asked again.
+/// Nodes that did not answer. If the table is full, the oldest entry is dropped, and the node of
+/// this entry is asked again.
 pub struct SilentNodes<M: Memory> {
     nodes: Slots<M, Time>,
 }
@@ -15,7 +15,7 @@ impl<M: Memory> SilentNodes<M> {
     ///
     /// # Errors
     ///
-    /// Memory allocation failed.
+    /// Returns an error if a memory allocation fails.
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         Ok(Self {
             nodes: Slots::new(capacity)?,
@@ -42,7 +42,7 @@ impl<M: Memory> SilentNodes<M> {
         if self.nodes.is_full() {
             self.nodes.pop_oldest();
         }
-        // The table has room for one entry.
+        // Cannot fail, because a slot is free.
         let _ = self.nodes.insert(key, now);
     }
 
@@ -54,7 +54,8 @@ impl<M: Memory> SilentNodes<M> {
 
 /// Key of a [`Failures`] table.
 pub trait FailureKey: Copy + Eq {
-    /// Returns a hash of the key. Collisions depend on the secret, so a peer cannot provoke them.
+    /// Returns a hash of the key. Collisions depend on the secret, so that a peer cannot cause
+    /// them.
     fn digest(&self, secret: u64) -> u64;
 }
 
@@ -121,7 +122,7 @@ impl<M: Memory, S: FailureKey> Failures<M, S> {
     ///
     /// # Errors
     ///
-    /// Memory allocation failed.
+    /// Returns an error if a memory allocation fails.
     pub fn new(capacity: u16, secret: u64) -> Result<Self, M::Error> {
         Ok(Self {
             failed: Slots::new(capacity)?,
@@ -142,7 +143,7 @@ impl<M: Memory, S: FailureKey> Failures<M, S> {
     /// Records a failure. The key is not tried for `pause` ticks, or longer after earlier failures.
     pub fn fail(&mut self, what: S, pause: u64, now: Time) {
         let times = match self.get(&what) {
-            // Attempts that began before the first failure count as one.
+            // Failures of attempts that began before the first failure do not count separately.
             Some(failed) if now < failed.until => return,
             Some(failed) => failed.times.saturating_add(1).min(6),
             None => 0,
@@ -153,7 +154,7 @@ impl<M: Memory, S: FailureKey> Failures<M, S> {
             self.failed.pop_oldest();
         }
         let until = now.after(pause.saturating_mul(1 << times));
-        // The table has room for one entry.
+        // Cannot fail, because a slot is free.
         let _ = self.failed.insert(key, Failed { what, until, times });
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Actions of a stream: time-outs, messages, GETs.
+//! Actions of a stream: processing time-outs, sending messages and posting GETs.
 
 use super::sending::Emission;
 use super::stream::{End, Port, Stream};
@@ -22,11 +22,12 @@ impl Stream {
         if self.refused.is_none() && elapsed(self.stuck, self.timing.get_timeout(limits)) {
             self.fail(End::FetchFailed, now);
         }
-        // Sent data of a closed socket may be acknowledged slowly, but sources have a time limit.
+        // Each acknowledgement of a closed socket's data restarts the orphan timer, but sources
+        // have a fixed time limit.
         let lent = self.lent_until(limits).is_some_and(|at| at <= now);
         if elapsed(self.orphan_since(), limits.orphan) || lent {
             self.fail(End::OrphanTimeout, now);
-            // A peer that has received everything gets no reset, as in TCP.
+            // No reset is sent to a peer that has received all data and the end, as in TCP.
             if self.sending.end_acknowledged() {
                 self.pending_shutdown = None;
             }
@@ -51,13 +52,14 @@ impl Stream {
         }
     }
 
-    /// Sends messages and posts GETs, up to `budget` of both. Returns whether more can be done now.
-    /// The driver calls it after each event, when the port has room again, and at
-    /// [`Stream::deadline`].
+    /// Sends messages and posts GETs, up to `budget` of both. Returns true if further actions are
+    /// possible now. The driver calls `pump` after each event, when the port can accept messages
+    /// again, and at [`Stream::deadline`].
     ///
     /// # Errors
     ///
-    /// The port accepts no more. `Later`: until it has room. `Never`: the connection has ended.
+    /// Returns `Later` if the port is full, and `Never` if the port has failed and the connection
+    /// has ended.
     pub fn pump(
         &mut self,
         port: &mut impl Port,
@@ -100,15 +102,15 @@ impl Stream {
     }
 
     /// Returns whether the stream has no message to send, no GET to post and no timer to set. The
-    /// driver may then skip [`Stream::pump`] after a message, and keep the deadline that it has.
-    /// The check covers all actions of `act_once`. It is worth its cost because most messages of a
-    /// conversation only acknowledge data.
+    /// driver may then skip [`Stream::pump`] after a message, and keep the current deadline. The
+    /// function checks the conditions of all actions of `act_once`. It makes `pump` unnecessary
+    /// after most messages, because they only acknowledge data.
     #[must_use]
     pub fn is_idle(&self, limits: &Limits, now: Time) -> bool {
         let control =
             self.end.is_none() && self.pending_shutdown.is_none() && !self.asked && !self.gap;
         let data = self.corked.is_none() && self.sending.next(limits, false).is_none();
-        // Zero copy: answers to withdrawals, and sources kept for a reader.
+        // No answer to a withdrawal is due, and no source is delayed for a reader.
         let sources = self.cut.is_none() && self.late_cut.is_none() && self.held_until.is_none();
         control
             && data
@@ -123,7 +125,7 @@ impl Stream {
             && !self.timing.is_due(now)
     }
 
-    /// Performs one action. Returns whether there was one.
+    /// Performs one action. Returns false if no action was due.
     fn act_once(
         &mut self,
         port: &mut impl Port,
@@ -137,7 +139,7 @@ impl Stream {
             return Ok(true);
         }
         if self.end.is_some() {
-            // The peer may not know that this end has received its end.
+            // Answer a peer that may not know that this end has received the end of its stream.
             let answer = self.asked || self.receiving.ack_is_due();
             if answer && self.end == Some(End::Finished) {
                 self.send_avail(port, false)?;
@@ -177,7 +179,7 @@ impl Stream {
         let Some(get) = self.receiving.next_get(limits) else {
             return false;
         };
-        // Each failure doubles the time, because the network may be slow.
+        // Each failure doubles the time-out, because the network may be slow.
         let timeout = limits.get.saturating_mul(1 << get.failed.min(16));
         let post_by = alive.after(limits.fresh.saturating_mul(2));
         // After `hold`, a GET may read memory that the peer has already reused.
@@ -188,8 +190,8 @@ impl Stream {
                     self.stuck = self.stuck.map(|at| at.after(now.since(since)));
                 }
             }
-            // The port calls [`Stream::retry_gets`] when it has room. The time covers other causes
-            // of the refusal.
+            // The driver calls [`Stream::retry_gets`] when the port can accept GETs again. The
+            // retry timer covers other causes of the refusal.
             Err(TransportError::Later) => {
                 self.refused = self.refused.or(Some(now));
                 self.retry = Some(now.after(limits.ask.max(1)));
@@ -293,8 +295,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Returns the question about the open withdrawal, which replaces `RMA_AVAIL`: the number of
-    /// bytes of the source that the peer leaves out.
+    /// Returns a message that asks how many bytes of the withdrawn source the peer leaves out. The
+    /// message replaces `RMA_AVAIL` while a withdrawal is unanswered.
     fn question(&self, ask: bool) -> Option<Message> {
         let source = self.sending.cutting().filter(|_| ask && !self.gap)?;
         Some(Message::RmaCut {
@@ -325,8 +327,8 @@ impl Stream {
             self.counters.control += 1;
             return Ok(true);
         }
-        // A gap is reported once per half of `ask`. Messages that were in flight at the first
-        // report show the same gap.
+        // A gap is reported once per half of `ask`. Messages that were in flight at the time of the
+        // first report reveal the same gap.
         let expected = self.receiving.next().0;
         if self.gap && !self.asked {
             let recent =

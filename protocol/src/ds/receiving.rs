@@ -383,7 +383,7 @@ impl Receiving {
     ///
     /// # Errors
     ///
-    /// Description of the violated invariant.
+    /// Returns a description of the violated invariant.
     pub(super) fn check(&self) -> Result<(), &'static str> {
         let bytes = self.voids.bytes(self.read, self.present());
         if self.sink.is_none() && bytes > self.ring {

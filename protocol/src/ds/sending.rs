@@ -10,15 +10,15 @@ use wire::{
     ids::Nla,
 };
 
-/// Maximum data bytes of a message with an acknowledgement.
+/// Maximum number of data bytes in a message with an acknowledgement.
 const LAST: u32 = LAST_DATA as u32;
 
 /// Next message of the sending direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Emission {
-    /// Data in a message; further data follow at once.
+    /// Message with data, which is directly followed by further data.
     More { seq: Seq, len: u16 },
-    /// Data in a message with an acknowledgement.
+    /// Message with data and an acknowledgement.
     Last { seq: Seq, len: u16 },
     /// Announcement of data in the send ring.
     Announce { seq: Seq, len: u32, push: bool },
@@ -35,33 +35,33 @@ pub(super) enum Emission {
     Finish { seq: Seq },
 }
 
-/// Sending direction of a stream. `una` ≤ `emit` ≤ `high` ≤ `end`, and all of them are at or before
-/// `edge`. Exceptions: the end of the stream needs no room, and a source needs room for its first
-/// byte only.
+/// Sending direction of a stream. The sequence numbers are in the order `una` ≤ `emit` ≤ `high` ≤
+/// `end`, and `high` is not after `edge`. Two exceptions exist: the end of the stream may be at
+/// `edge`, and a source may reach beyond `edge` if its first byte is before `edge`.
 #[derive(Debug)]
 pub struct Sending {
     isn: Seq,
     ring: u32,
     peer_ring: u32,
-    /// All numbers before it are acknowledged.
+    /// All bytes before this sequence number are acknowledged.
     una: Seq,
-    /// All numbers before it were sent since the last rewind.
+    /// All bytes before this sequence number were sent since the last rewind.
     emit: Seq,
-    /// All numbers before it were sent at least once.
+    /// All bytes before this sequence number were sent at least once.
     high: Seq,
-    /// All numbers before it are in the send ring or in a source.
+    /// All bytes before this sequence number are in the send ring or in a source.
     end: Seq,
-    /// The peer has room for all numbers before it.
+    /// The peer's receive ring can accept all bytes before this sequence number.
     edge: Seq,
-    /// The program has ended this direction: `end` is final.
+    /// True if the program has ended this direction, so that `end` is final.
     finished: bool,
-    /// The peer accepts sources.
+    /// True if the peer accepts sources.
     accepts_sources: bool,
     sources: Sources,
 }
 
 impl Sending {
-    /// Returns an empty sending direction to an empty receive ring.
+    /// Returns a sending direction without data, whose peer has an empty receive ring.
     #[must_use]
     pub(super) fn new(g: &Geometry) -> Self {
         let isn = g.send_isn;
@@ -92,12 +92,14 @@ impl Sending {
         self.end.since(self.high.min(self.end))
     }
 
-    /// Returns the free bytes of the send ring, beginning where the next byte belongs.
+    /// Returns the free bytes of the send ring. The next byte of the stream belongs to the first of
+    /// them.
     #[must_use]
     pub fn room(&self) -> Span {
         Span {
             at: self.ring_offset(self.end),
-            // Bytes of sources count, because offsets in the ring follow the numbers.
+            // Bytes of sources count too, because sequence numbers determine the offsets in the
+            // ring.
             len: self.ring.saturating_sub(self.unacknowledged()),
         }
     }
@@ -112,20 +114,21 @@ impl Sending {
         }
     }
 
-    /// Returns whether the maximum number of sources is in use. Sources finish without an action of
-    /// the program.
+    /// Returns true if the maximum number of sources is in use. The program need only wait, because
+    /// sources finish without its action.
     #[must_use]
     pub fn sources_full(&self) -> bool {
         self.sources.is_full()
     }
 
-    /// Returns whether any source is not dropped yet.
+    /// Returns true if any source exists.
     pub(super) fn has_sources(&self) -> bool {
         !self.sources.is_empty()
     }
 
-    /// Returns the state of a source; `None` after its owner let it go, or after a withdrawal
-    /// before it was announced.
+    /// Returns the state of a source; `None` after
+    /// [`Stream::disown_source`](super::Stream::disown_source), or after a withdrawal before the
+    /// announcement.
     #[must_use]
     pub fn source(&self, id: SourceId) -> Option<SourceState> {
         self.sources.state(id, self.una)
@@ -153,13 +156,13 @@ impl Sending {
         true
     }
 
-    /// Returns whether a source that has an owner is finished.
+    /// Returns true if a source that has an owner is finished.
     #[must_use]
     pub fn any_source_finished(&self) -> bool {
         self.sources.any_source_finished(self.una)
     }
 
-    /// Ends the owner's interest in a source.
+    /// Records that the owner will not ask for the state of a source again.
     pub(super) fn disown(&mut self, id: SourceId) {
         self.sources.disown(id, self.una, self.peer_read());
     }
@@ -185,7 +188,7 @@ impl Sending {
         seq.since(self.isn) & (self.ring - 1)
     }
 
-    /// Returns the location in the send ring of `len` bytes from number `seq` on.
+    /// Returns the location in the send ring of `len` bytes that begin at `seq`.
     pub(super) fn span(&self, seq: Seq, len: u32) -> Span {
         Span {
             at: self.ring_offset(seq),
@@ -193,7 +196,7 @@ impl Sending {
         }
     }
 
-    /// Appends `len` bytes of the send ring, limited to the room, to the stream.
+    /// Appends `len` bytes of the send ring to the stream, but not more than [`Self::room`].
     pub(super) fn commit(&mut self, len: u32) {
         if !self.finished {
             self.end = self.end.plus(len.min(self.room().len));
@@ -205,12 +208,12 @@ impl Sending {
         self.finished = true;
     }
 
-    /// Returns the next number to send.
+    /// Returns the next sequence number to send.
     pub(super) fn emitted(&self) -> Seq {
         self.emit
     }
 
-    /// Returns whether sent numbers are unacknowledged.
+    /// Returns true if sent bytes, or the sent end of the stream, are unacknowledged.
     pub(super) fn has_unacknowledged(&self) -> bool {
         self.una != self.high
     }
@@ -228,15 +231,15 @@ impl Sending {
         self.finished && self.una == self.end.plus(1)
     }
 
-    /// Returns the number of bytes from `emit` on that can be sent together now. They belong to one
-    /// source, or to the send ring up to the next source.
+    /// Returns the number of bytes from `emit` on that can be sent together now. The bytes belong
+    /// to one source, or to the send ring up to the next source.
     fn open(&self) -> u32 {
         if let Some(source) = self.sources.at(self.emit) {
-            // The peer remembers its last answer only, so an earlier withdrawal must be answered
-            // first.
+            // Wait for the answer to an earlier withdrawal, because the peer stores only its last
+            // answer.
             let before = |s: &Source| s.from().before(source.from());
             let asked = source.is_cut() && self.sources.cutting().is_some_and(before);
-            // A withdrawn source that was announced before needs no room.
+            // A withdrawn source that was announced before needs no free bytes at the peer.
             let again = source.is_cut() && self.emit.before(self.high);
             let open = !asked && (again || self.emit.before(self.edge));
             return if open {
@@ -254,7 +257,7 @@ impl Sending {
         }
     }
 
-    /// Returns whether unsent bytes wait for room at the peer.
+    /// Returns true if unsent bytes wait for free bytes in the peer's receive ring.
     pub(super) fn wants_room(&self) -> bool {
         self.open() == 0 && self.emit.before(self.end)
     }
@@ -289,7 +292,8 @@ impl Sending {
             return None;
         }
         match left {
-            // The peer would count the end as lost while a source before it lacks room.
+            // Send the end only if the peer can accept all bytes before it. A peer with a pending
+            // source would treat the end as a gap.
             0 if self.finished && seq == self.end && !self.edge.before(self.end) => {
                 Some(Emission::Finish { seq })
             }
@@ -299,7 +303,7 @@ impl Sending {
                 len: left as u16,
             }),
             _ => {
-                // At least one byte remains for the last message, which has the acknowledgement.
+                // Leave at least one byte for the last message, which contains the acknowledgement.
                 let len = (left - 1).min(MORE_DATA.into()) as u16;
                 Some(Emission::More { seq, len })
             }
@@ -318,11 +322,12 @@ impl Sending {
         self.high = self.high.max(self.emit);
     }
 
-    /// Processes an acknowledgement. Returns whether it advanced.
+    /// Processes an acknowledgement. Returns true if the acknowledged sequence number advanced.
     ///
     /// # Errors
     ///
-    /// The peer acknowledged unsent bytes, or offered more room than its ring has.
+    /// Returns an error if the peer acknowledged unsent bytes, or offered more free bytes than the
+    /// size of its ring.
     pub(super) fn acknowledged(&mut self, ack: Ack) -> Result<bool, Violation> {
         if ack.ack.before(self.una) {
             return Ok(false);
@@ -330,7 +335,7 @@ impl Sending {
         if self.high.before(ack.ack) {
             return Err(Violation::Ack);
         }
-        // The end of the stream has a number, but needs no room.
+        // The end of the stream has a sequence number, but needs no byte in the ring.
         let room = ack.edge.distance(ack.ack.min(self.end));
         if room < 0 || room as u32 > self.peer_ring {
             return Err(Violation::Edge);
@@ -343,7 +348,7 @@ impl Sending {
         Ok(news)
     }
 
-    /// Makes all unacknowledged numbers unsent. Returns whether there were any.
+    /// Marks all unacknowledged bytes as unsent. Returns true if there were any.
     pub(super) fn rewind(&mut self) -> bool {
         let back = self.una != self.emit;
         self.emit = self.una;
@@ -354,16 +359,16 @@ impl Sending {
     ///
     /// # Errors
     ///
-    /// Description of the violated invariant.
+    /// Returns a description of the violated invariant.
     pub(super) fn check(&self) -> Result<(), &'static str> {
         let end = self.end.plus(u32::from(self.finished));
         let order = [self.una, self.emit, self.high, end];
         if order.windows(2).any(|w| w[1].before(w[0])) {
-            return Err("numbers of the sender are out of order");
+            return Err("sequence numbers of the sender are out of order");
         }
         let plain = self.sources.is_empty();
         if plain && self.edge.before(self.high.min(self.end)) {
-            return Err("more was sent than the peer has room for");
+            return Err("more bytes were sent than the peer can accept");
         }
         if plain && self.unacknowledged() > self.ring {
             return Err("the send ring has more bytes than its size");

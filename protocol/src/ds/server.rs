@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Negotiation of connections, server's side.
+//! Negotiation of connections at the server.
 //!
 //! A [`Pending`] table contains clients that sent a request and whose TCP connections the program
 //! has not accepted. A [`Server`] is one accepted connection until its client confirms it.
@@ -18,7 +18,7 @@ pub struct ConnectRequest {
     /// Contents of the client's request.
     pub connect: Connect,
     refreshed: Time,
-    /// The driver is creating the connection ([`Pending::begin_accept`]).
+    /// True while the driver creates the connection ([`Pending::begin_accept`]).
     accepting: bool,
 }
 
@@ -31,7 +31,7 @@ impl ConnectRequest {
 }
 
 /// Requests of clients whose TCP connections were not accepted yet. A node has one entry per TCP
-/// connection, and up to `per_node` entries. A request never matches a TCP connection of another
+/// connection, and at most `per_node` entries. A request never matches a TCP connection of another
 /// node.
 pub struct Pending<M: Memory> {
     requests: Slots<M, ConnectRequest>,
@@ -63,7 +63,7 @@ impl<M: Memory> Pending<M> {
     ///
     /// # Errors
     ///
-    /// Memory allocation failed.
+    /// Returns an error if a memory allocation fails.
     pub fn new(capacity: u16, per_node: u16, secret: u64) -> Result<Self, M::Error> {
         Ok(Self {
             requests: Slots::new(capacity)?,
@@ -79,7 +79,7 @@ impl<M: Memory> Pending<M> {
         self.requests.len()
     }
 
-    /// Returns whether no client waits.
+    /// Returns true if no client waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
@@ -101,7 +101,7 @@ impl<M: Memory> Pending<M> {
     ///
     /// # Errors
     ///
-    /// The table is full, or the node has the maximum number of entries.
+    /// Returns an error if the table is full, or if the node has the maximum number of entries.
     pub fn ask(
         &mut self,
         node: NodeId,
@@ -139,7 +139,7 @@ impl<M: Memory> Pending<M> {
             .map_err(|_| Decline::Busy)?;
         match self.nodes.get_mut(u64::from(node.0)) {
             Some(n) => *n = n.saturating_add(1),
-            // The table has room, because it has one entry per client.
+            // Cannot fail, because the table has as many slots as there can be clients.
             None => {
                 let _ = self.nodes.insert(u64::from(node.0), 1);
             }
@@ -199,8 +199,9 @@ impl<M: Memory> Pending<M> {
         Some(request)
     }
 
-    /// Removes and returns one request for a TCP connection, of any node. Used if the TCP
-    /// connection arrives by another route than its client announced. Searches the whole table.
+    /// Removes and returns a request of any node for a TCP connection. The driver calls this
+    /// function if the TCP connection arrives by another route than its client announced. The
+    /// function searches the whole table.
     pub fn remove_any(&mut self, tuple: &Tuple) -> Option<ConnectRequest> {
         let mut found = None;
         self.requests.for_each_mut(|key, request| {
@@ -212,15 +213,15 @@ impl<M: Memory> Pending<M> {
         self.remove(found?)
     }
 
-    /// Removes clients without a message for [`OpenLimits::keep`], which use TCP by now. Entries
-    /// whose connection is being created stay.
+    /// Removes clients that have sent no message for [`OpenLimits::keep`], because they use TCP by
+    /// now. Entries whose connection is being created stay.
     pub fn expire(&mut self, limits: &OpenLimits, now: Time) {
         while let Some((key, oldest)) = self.requests.oldest() {
             if now.since(oldest.refreshed) < limits.keep {
                 return;
             }
             if oldest.accepting {
-                // Becomes the newest entry; the removal left a free slot.
+                // Insert the request again as the newest entry. The removal has freed a slot.
                 if let Some(request) = self.requests.remove(key) {
                     let request = ConnectRequest {
                         refreshed: now,
@@ -240,7 +241,7 @@ impl<M: Memory> Pending<M> {
 pub enum Accepted {
     /// The client has not answered.
     Waiting,
-    /// The client confirmed: both ends use streams.
+    /// The client has confirmed, and both ends use streams.
     Direct,
     /// The connection uses TCP, for the given reason.
     Tcp(Fallback),
@@ -259,7 +260,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Returns the state machine for a client's request. `own` describes the server's end.
+    /// Returns the state machine for a client's request. `own` describes the server's end of the
+    /// connection.
     #[must_use]
     pub fn new(request: &ConnectRequest, own: Endpoint, limits: &OpenLimits, now: Time) -> Self {
         Self {

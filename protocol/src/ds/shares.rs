@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Number of resources in use per user, with a limit.
+//! Number of resource units in use per user, with a limit.
 
 use crate::{Memory, Slots};
 
@@ -13,15 +13,15 @@ impl<M: Memory> Shares<M> {
     ///
     /// # Errors
     ///
-    /// Memory allocation failed.
+    /// Returns an error if a memory allocation fails.
     pub fn new(all: u16) -> Result<Self, M::Error> {
         Ok(Self {
             users: Slots::new(all)?,
         })
     }
 
-    /// Counts one more unit for a user, up to `most`. Returns whether the user may have it. The
-    /// caller returns the unit with [`Shares::release`].
+    /// Charges one unit to a user, up to a total of `most`. Returns false if the user already has
+    /// `most` units. The caller returns the unit with [`Shares::release`].
     #[must_use]
     pub fn charge(&mut self, user: u32, most: u16) -> bool {
         let user = u64::from(user);
@@ -35,7 +35,7 @@ impl<M: Memory> Shares<M> {
         }
     }
 
-    /// Counts one unit less for a user.
+    /// Subtracts one unit from a user's number.
     pub fn release(&mut self, user: u32) {
         let user = u64::from(user);
         let left = self.users.get_mut(user).map(|n| {

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sources: data outside of the send ring, both ends' records of them (docs/ds-protocol.md,
-//! Sources).
+//! Sources: data outside of the send ring, and the records about them at both ends
+//! (docs/ds-protocol.md, Sources).
 //!
-//! Bytes of a source have numbers like all others. The sender fills its ring only if all
-//! unacknowledged bytes, including those of sources, fit into the ring size. Therefore the number
-//! still determines the offset of each byte in a ring.
+//! Bytes of a source have sequence numbers like bytes of the send ring. The unacknowledged bytes,
+//! including bytes of sources, never exceed the ring size when the sender adds data to the ring.
+//! Therefore the sequence number determines the offset of each byte in a ring.
 
 use wire::{ds::Seq, ids::Nla};
 
 /// Maximum number of unfinished sources of a sender.
 pub const SOURCES: usize = 4;
-/// Maximum number of withdrawn ranges that a receiver has not read past. The sender observes this
-/// limit.
+/// Maximum number of withdrawn ranges at a receiver whose reader has not passed them. The sender
+/// observes this limit.
 const VOIDS: usize = 8;
 
-/// Name of a source, unique within its stream.
+/// ID of a source, unique within its stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SourceId(u64);
 
 /// State of a source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SourceState {
-    /// Number of its bytes that the peer has.
+    /// Number of bytes of the source that the peer has received.
     pub acknowledged: u32,
-    /// No more bytes of it will be fetched, and the peer has all fetched ones.
+    /// True if the peer has all bytes that it fetched, and will fetch no further bytes.
     pub finished: bool,
-    /// The owner has withdrawn it.
+    /// True if the owner has withdrawn the source.
     pub withdrawn: bool,
 }
 
@@ -33,11 +33,11 @@ pub struct SourceState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cut {
     No,
-    /// The peer has not answered where it stops.
+    /// The peer has not answered yet at which byte it stops.
     Asked,
-    /// The peer fetches no bytes from this number on.
+    /// The peer fetches no bytes from this sequence number on.
     At(Seq),
-    /// The source was never announced, so its numbers have no bytes.
+    /// The source was never announced, so no bytes belong to its sequence numbers.
     Unsaid,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Source {
     end: Seq,
     nla: Nla,
     cut: Cut,
-    /// The owner may still ask for its state.
+    /// True if the owner may still ask for the state of the source.
     owned: bool,
 }
 
@@ -94,16 +94,18 @@ impl Source {
 #[derive(Debug, Default)]
 pub(super) struct Sources {
     list: [Option<Source>; SOURCES],
-    /// Name of the next source. Names are no byte numbers, because withdrawn numbers can be used
-    /// again.
+    /// ID of the next source. A sequence number would not be unique, because withdrawn sequence
+    /// numbers can be used again.
     ids: u64,
-    /// Ends of dropped sources with bytes left out, which the peer's reader may not have passed.
+    /// Ends of dropped sources that have left-out bytes, which the peer's reader may not have
+    /// passed yet.
     left_out: [Option<Seq>; VOIDS],
 }
 
 impl Sources {
-    /// Returns whether one more source is possible. Even if it is withdrawn, the peer must not
-    /// exceed its eight ranges. `read` is a lower bound of the peer's read position.
+    /// Returns true if one more source can be added. Even if this source is withdrawn, the peer
+    /// must not have more than eight withdrawn ranges. `read` is a lower bound of the peer's read
+    /// position.
     pub(super) fn has_room(&self, read: Seq) -> bool {
         let past = |end: &Seq| !read.before(*end);
         let voids = self.left_out.iter().flatten().filter(|end| !past(end));
@@ -111,7 +113,7 @@ impl Sources {
         used < SOURCES && used + voids.count() < VOIDS
     }
 
-    /// Returns whether all slots are used.
+    /// Returns true if all slots are used.
     pub(super) fn is_full(&self) -> bool {
         self.list.iter().all(Option::is_some)
     }
@@ -151,25 +153,25 @@ impl Sources {
             .find(|s| !seq.before(s.from) && seq.before(s.end))
     }
 
-    /// Returns the start of the first source at or behind `seq`, and `end` if there is no such
+    /// Returns the start of the first source at or behind `seq`, or `end` if there is no such
     /// source.
     pub(super) fn next_from(&self, seq: Seq, end: Seq) -> Seq {
         let later = self.all().filter(|s| !s.from.before(seq)).map(|s| s.from);
         later.fold(end, Seq::min)
     }
 
-    /// Returns the state of a source; `None` after its owner let it go.
+    /// Returns the state of a source; `None` after [`Sources::disown`].
     pub(super) fn state(&self, id: SourceId, una: Seq) -> Option<SourceState> {
         let mut all = self.all();
         all.find(|s| s.id == id).map(|s| s.state(una))
     }
 
-    /// Returns whether a finished source still has an owner.
+    /// Returns true if a finished source still has an owner.
     pub(super) fn any_source_finished(&self, una: Seq) -> bool {
         self.all().any(|s| s.owned && s.state(una).finished)
     }
 
-    /// Ends the owner's interest in a source.
+    /// Records that the owner will not ask for the state of a source again.
     pub(super) fn disown(&mut self, id: SourceId, una: Seq, read: Seq) {
         if let Some(source) = self.find(id) {
             source.owned = false;
@@ -177,15 +179,15 @@ impl Sources {
         self.tidy(una, read);
     }
 
-    /// Drops finished sources without owner. `una` is acknowledged; `read` is a lower bound of the
-    /// peer's read position.
+    /// Drops finished sources without owner. All bytes before `una` are acknowledged. `read` is a
+    /// lower bound of the peer's read position.
     pub(super) fn tidy(&mut self, una: Seq, read: Seq) {
         for end in &mut self.left_out {
             *end = end.filter(|end| read.before(*end));
         }
         for slot in &mut self.list {
-            // A withdrawn source keeps its numbers until they are acknowledged and the peer has
-            // answered.
+            // A withdrawn source is kept until its sequence numbers are acknowledged and the peer
+            // has answered.
             let ended = |s: &Source| !una.before(s.end) && s.cut != Cut::Asked;
             let Some(source) = slot.filter(|s| !s.owned && ended(s)) else {
                 continue;
@@ -201,8 +203,8 @@ impl Sources {
         }
     }
 
-    /// Withdraws a source. All numbers before `una` are acknowledged, and all before `sent` were
-    /// sent. `end` is the end of the stream if it may move back; otherwise `None`.
+    /// Withdraws a source. All bytes before `una` are acknowledged, and all bytes before `sent`
+    /// were sent. `end` is the end of the stream if the end may move back; otherwise `None`.
     pub(super) fn cut(&mut self, id: SourceId, una: Seq, sent: Seq, end: Option<Seq>) -> Withdrawn {
         let busy = self.cutting().is_some();
         let Some(source) = self.find(id) else {
@@ -217,7 +219,7 @@ impl Sources {
                 source.cut = Cut::Unsaid;
                 return Withdrawn::Done;
             }
-            // The source is the last item of the stream, so its numbers are given back.
+            // The source is the last item of the stream, so its sequence numbers can be used again.
             let from = source.from;
             for slot in &mut self.list {
                 if slot.is_some_and(|s| s.id == id) {
@@ -233,13 +235,13 @@ impl Sources {
         Withdrawn::Notify(source.from)
     }
 
-    /// Returns the withdrawn source that the peer has not answered.
+    /// Returns the source whose withdrawal the peer has not answered.
     pub(super) fn cutting(&self) -> Option<&Source> {
         self.all().find(|s| s.cut == Cut::Asked)
     }
 
     /// Records the peer's answer that the last `left` bytes of the source ending at `end` are not
-    /// fetched. Ignores an answer without question.
+    /// fetched. Ignores an unexpected answer.
     pub(super) fn cut_done(&mut self, end: Seq, left: u32) {
         let mut all = self.list.iter_mut().flatten();
         if let Some(s) = all.find(|s| s.cut == Cut::Asked && s.end == end) {
@@ -252,30 +254,31 @@ impl Sources {
 /// Result of a withdrawal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Withdrawn {
-    /// The peer must be notified, from this number on.
+    /// The withdrawal must be sent to the peer, beginning at this sequence number.
     Notify(Seq),
-    /// The source was removed; the stream now ends here.
+    /// The source was removed, and the stream ends at this sequence number.
     Removed(Seq),
-    /// The numbers of the source have no bytes, or it was withdrawn before, or is acknowledged.
+    /// Nothing remains to be done. The source was never announced, was withdrawn before, or is
+    /// acknowledged.
     Done,
-    /// An earlier withdrawal is unanswered; the caller must retry.
+    /// An earlier withdrawal is unanswered, and the caller must retry later.
     Retry,
     /// The source does not exist.
     Unknown,
 }
 
-/// Announced source, or its remainder, that is not yet noted for fetching.
+/// Announced source, or its remainder, that is not yet in the ranges to fetch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Pending {
-    /// Number behind its last byte.
+    /// Sequence number after the last byte of the source.
     pub(super) end: Seq,
-    /// NLA of its first byte.
+    /// NLA of the first remaining byte.
     pub(super) nla: Nla,
-    /// Its last byte ends a send of the peer.
+    /// True if the last byte of the source ends a send operation of the peer.
     pub(super) push: bool,
 }
 
-/// Withdrawn ranges, i.e. numbers without bytes, in ascending order.
+/// Withdrawn ranges, i.e. sequence numbers without bytes, in ascending order.
 #[derive(Debug, Default)]
 pub(super) struct Voids {
     list: [(Seq, Seq); VOIDS],
@@ -287,12 +290,12 @@ impl Voids {
         self.list.get(..self.count).unwrap_or_default()
     }
 
-    /// Returns whether another range has no slot.
+    /// Returns true if no slot is free for another range.
     pub(super) fn is_full(&self) -> bool {
         self.count == VOIDS
     }
 
-    /// Adds a range behind the others. The caller checked [`Voids::is_full`].
+    /// Adds a range behind the existing ranges. The caller checked [`Voids::is_full`].
     pub(super) fn add(&mut self, from: Seq, end: Seq) {
         if let Some(slot) = self.list.get_mut(self.count) {
             *slot = (from, end);

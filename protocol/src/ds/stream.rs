@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! State machine of a stream connection: both directions and their end.
+//! State machine of a stream connection, which covers both directions and their end.
 //!
 //! States ([`StreamState`]) and events ([`StreamEvent`]) are those of TCP, without `TIME_WAIT`.
 //! `Finish` comes from the program (`shut`, `close`), and `Acknowledged` and `PeerFinished` from
-//! messages and GETs of the peer. `Abort` follows a protocol violation, a time-out, a `SHUTDOWN`
-//! of the peer or a call of `abort`. Every connection ends in `Closed`, with its reason in [`End`].
+//! messages and GETs of the peer. `Abort` follows a protocol violation, a time-out, a `SHUTDOWN` of
+//! the peer or a call of `abort`. Every connection ends in `Closed`, with its reason in [`End`].
 //! The driver's duties are in the documentation of [`crate::ds`]; its actions on time-outs, and all
 //! sending, are in `pump.rs`.
 
@@ -29,12 +29,13 @@ crate::flow! {
         FinWait2,
         /// The peer has ended its direction.
         CloseWait,
-        /// Both ends have ended their directions, this end first; its end is not acknowledged.
+        /// Both ends have ended their directions, this end first. The end of this direction is not
+        /// acknowledged.
         Closing,
-        /// Both ends have ended their directions, the peer first; the end of this direction is not
+        /// Both ends have ended their directions, the peer first. The end of this direction is not
         /// acknowledged.
         LastAck,
-        /// The connection has ended in order or was aborted.
+        /// The connection has ended regularly or was aborted.
         Closed,
     }
     /// Events of a connection.
@@ -43,7 +44,7 @@ crate::flow! {
         Finish,
         /// The peer acknowledged the end of this direction.
         Acknowledged,
-        /// The peer ended its direction, and all its bytes have arrived.
+        /// The peer ended its direction, and all bytes of that direction have arrived.
         PeerFinished,
         /// The connection is aborted.
         Abort,
@@ -69,7 +70,7 @@ crate::flow! {
 /// Reason of a connection's end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum End {
-    /// Both directions have ended in order.
+    /// Both directions have ended regularly.
     Finished,
     /// The peer sent `SHUTDOWN`.
     Peer(Ended),
@@ -92,7 +93,7 @@ pub enum End {
 }
 
 impl End {
-    /// Returns the reason to send to the peer; `None` if it gets no message.
+    /// Returns the reason to send to the peer; `None` if no message must be sent.
     const fn shutdown_kind(self) -> Option<Ended> {
         match self {
             Self::Finished | Self::Peer(_) | Self::Down => None,
@@ -105,19 +106,21 @@ impl End {
 
 /// Transport of a stream: VELO messages and RMA GETs.
 pub trait Port {
-    /// Sends a message to the peer; `data` is the location of its data in the send ring.
+    /// Sends a message to the peer. `data` is the location of the message's data in the send ring.
     ///
     /// # Errors
     ///
-    /// `Later`: the port has no room; call [`Stream::pump`] when it has. `Never`: it has failed.
+    /// Returns `Later` if the port is full; the driver must call [`Stream::pump`] when it can
+    /// accept messages again. Returns `Never` if the port has failed.
     fn send(&mut self, message: &Message, data: Span) -> Result<(), TransportError>;
 
-    /// Posts a GET. The port reports the result to [`Stream::get_ended`]. The GET fails if it was
-    /// not posted by `post_by`, or has no result at `deadline`.
+    /// Posts a GET. The port reports the result to [`Stream::get_ended`]. The GET fails if the NIC
+    /// did not receive it before `post_by`, or if it has no result at `deadline`.
     ///
     /// # Errors
     ///
-    /// `Later`: the stream tries again. `Never`: GETs from this peer are impossible.
+    /// Returns `Later` if the stream should try again. Returns `Never` if GETs from this peer are
+    /// impossible.
     fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), TransportError>;
 }
 
@@ -126,11 +129,11 @@ pub trait Port {
 pub enum Received {
     /// The message has no new data.
     Nothing,
-    /// The driver must copy data to the receive ring. It still holds the lock of the stream.
+    /// The driver must copy data to the receive ring before it releases the lock of the stream.
     Data {
         /// Number of the message's data bytes to omit.
         skip: u16,
-        /// Destination of the other bytes.
+        /// Destination of the remaining bytes in the receive ring.
         to: Span,
     },
 }
@@ -140,7 +143,7 @@ pub enum Received {
 pub struct Ready {
     /// Data or the end of the stream can be read.
     pub readable: bool,
-    /// A third of the send ring is free, or writing fails.
+    /// A third of the send ring is free, or a write would fail at once.
     pub writable: bool,
     /// The peer has ended its direction.
     pub peer_finished: bool,
@@ -153,20 +156,20 @@ pub struct Ready {
 pub enum RingFree {
     /// The connection has not ended.
     No,
-    /// The end of the wait is unknown: the driver must call [`Stream::committed`] first.
+    /// The time is unknown until the driver calls [`Stream::committed`].
     Uncommitted,
-    /// The ring is free at this time.
+    /// The ring can be freed at this time.
     At(Time),
-    /// The ring is free now, because the peer acknowledged everything.
+    /// The ring can be freed now, because the peer acknowledged all bytes.
     Now,
 }
 
 /// Connection with two directions.
 #[derive(Debug)]
 pub struct Stream {
-    /// Name of the connection at the peer.
+    /// ID of the connection at the peer.
     pub(super) peer: ConnId,
-    /// Name of the connection at this end.
+    /// ID of the connection at this end.
     pub(super) own: ConnId,
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
@@ -174,52 +177,56 @@ pub struct Stream {
     pub(super) ring: u32,
     pub(super) state: StreamState,
     pub(super) end: Option<End>,
-    /// Time of the end.
+    /// Time at which the connection ended.
     pub(super) ended: Time,
     /// Time at which the port had committed all messages that were sent before the end.
     pub(super) committed: Option<Time>,
     /// Reason that must be sent to the peer.
     pub(super) pending_shutdown: Option<Ended>,
-    /// The peer asked for an answer.
+    /// True if the peer asked for an answer that was not sent yet.
     pub(super) asked: bool,
-    /// Data are missing. `gap_reported`: number and time of the last report to the peer.
+    /// True if data are missing. `gap_reported` contains the expected sequence number and the time
+    /// of the last report to the peer.
     pub(super) gap: bool,
     pub(super) gap_reported: Option<(u32, Time)>,
     /// Time since which small data are delayed.
     pub(super) corked: Option<Time>,
-    /// The program has ended receiving.
+    /// True if the program has ended receiving.
     pub(super) receive_shut: bool,
     /// Time at which the program closed the socket.
     pub(super) orphan: Option<Time>,
-    /// Answer to a withdrawal, to be sent: end of the source, and number of bytes left out.
+    /// Unsent answer to a withdrawal: end of the source, and number of bytes that are left out.
     pub(super) cut: Option<(Seq, u32)>,
-    /// Withdrawal that waits for a reader's memory: end and length of the source.
+    /// Withdrawal that waits until no GET writes to a reader's memory: end and length of the
+    /// source.
     pub(super) late_cut: Option<(Seq, u32)>,
-    /// Time until which sources are kept for a reader that stopped waiting.
+    /// Time until which GETs from sources are delayed for a reader that stopped waiting.
     pub(super) held_until: Option<Time>,
     /// Number of GETs that may still write to memory.
     pub(super) gets_in_flight: u32,
-    /// Time of the last failed GET. The next one is posted after a later sign of life of the peer.
+    /// Time of the last failed GET. The next GET is posted after a later sign of life of the peer.
     pub(super) failed_get: Option<Time>,
     /// Time of the first failed GET since the last successful one.
     pub(super) stuck: Option<Time>,
-    /// Time of the next try after the port refused a GET.
+    /// Time of the next attempt after the port refused a GET.
     pub(super) retry: Option<Time>,
-    /// Time since which the port refuses GETs, which does not count against the peer.
+    /// Time since which the port refuses GETs. This time does not count in the time-out of the
+    /// peer.
     pub(super) refused: Option<Time>,
-    /// Time of the last repetition that the peer requested.
+    /// Time at which data were last sent again because the peer requested it.
     pub(super) rewound: Option<Time>,
-    /// The port had no room for a message.
+    /// True if the port was full when a message was to be sent.
     pub(super) blocked: bool,
-    /// The time to answer a peer after the end in order has expired.
+    /// True if [`Limits::linger`] has passed since the regular end.
     pub(super) lingered: bool,
-    /// The port has failed.
+    /// True if the port has failed.
     pub(super) dead: bool,
     pub(super) counters: Counters,
 }
 
 impl Stream {
-    /// Returns an established connection. `own` is its name at this end, `peer` that at the peer.
+    /// Returns an established connection. `own` is its ID at this end, and `peer` its ID at the
+    /// peer.
     #[must_use]
     pub fn new(own: ConnId, peer: ConnId, geometry: &Geometry, now: Time) -> Self {
         Self {
@@ -256,19 +263,19 @@ impl Stream {
         }
     }
 
-    /// Returns the name of the connection at this end.
+    /// Returns the ID of the connection at this end.
     #[must_use]
     pub fn own(&self) -> ConnId {
         self.own
     }
 
-    /// Returns the number that the peer's next message must begin with.
+    /// Returns the sequence number with which the peer's next message must begin.
     #[must_use]
     pub fn received_to(&self) -> Seq {
         self.receiving.next()
     }
 
-    /// Returns the number of the next byte to send.
+    /// Returns the number of the next sequence number to send.
     #[must_use]
     pub fn sent_to(&self) -> Seq {
         self.sending.emitted()
@@ -304,7 +311,7 @@ impl Stream {
         &self.counters
     }
 
-    /// Returns whether bytes can be written.
+    /// Returns true if the program can write bytes.
     #[must_use]
     pub fn can_send(&self) -> bool {
         matches!(
@@ -361,9 +368,9 @@ impl Stream {
         self.dead = true;
     }
 
-    /// Appends `len` bytes, which the driver copied to [`Sending::room`], to the stream. `more`:
-    /// small data may wait for further data. Returns false if the stream accepts no more data; then
-    /// the bytes are dropped.
+    /// Appends `len` bytes, which the driver copied to [`Sending::room`], to the stream. If `more`
+    /// is true, small data may wait for further data. Returns false if the stream accepts no more
+    /// data and the bytes were dropped.
     pub fn commit(&mut self, len: u32, more: bool, now: Time) -> bool {
         let taken = self.can_send();
         if taken {
@@ -373,7 +380,7 @@ impl Stream {
         taken
     }
 
-    /// Permits GETs again, because the port may have room after a refusal.
+    /// Permits GETs again after the port refused one, because the port may accept GETs now.
     pub fn retry_gets(&mut self) {
         self.retry = None;
     }
@@ -383,9 +390,9 @@ impl Stream {
         self.corked = None;
     }
 
-    /// Marks `len` bytes of [`Receiving::readable`] as read. Returns whether [`Stream::pump`] or a
-    /// waiting reader has work: an acknowledgement is due, more of a source fits, or a reader's
-    /// memory can be used.
+    /// Marks `len` bytes of [`Receiving::readable`] as read. Returns true if the driver must call
+    /// [`Stream::pump`] or wake a waiting reader. Reasons are an acknowledgement that is due, free
+    /// bytes for a pending source, or a source that can be fetched to a reader's memory.
     pub fn consume(&mut self, len: u32, limits: &Limits) -> bool {
         self.receiving.consume(len);
         let receiving = &self.receiving;
@@ -402,8 +409,9 @@ impl Stream {
         }
     }
 
-    /// Refuses new data; received data can still be read. If this direction has ended, too, new
-    /// data abort the connection, as in TCP. Otherwise the peer would wait for room without end.
+    /// Refuses new data; received data can still be read. If this end's sending direction has ended
+    /// too, new data abort the connection, as in TCP. Otherwise the peer would wait forever for
+    /// free bytes in the receive ring.
     pub fn shut_receive(&mut self) {
         self.receive_shut = true;
     }
@@ -418,7 +426,8 @@ impl Stream {
         }
     }
 
-    /// Sets keep-alive probes (idle time and interval in ticks, number); `None` disables them.
+    /// Sets idle time in ticks, interval in ticks, and number of keep-alive probes. `None` disables
+    /// the probes.
     pub fn set_keepalive(&mut self, settings: Option<(u64, u64, u32)>) {
         let keepalive = settings.map(|(idle, interval, probes)| KeepAlive {
             idle,
@@ -428,14 +437,15 @@ impl Stream {
         self.timing.set_keepalive(keepalive);
     }
 
-    /// Sets the ticks after which a silent peer counts as dead; `None`: [`Limits::give_up`].
+    /// Sets the time in ticks after which a silent peer counts as dead. `None` selects
+    /// [`Limits::give_up`].
     pub fn set_give_up(&mut self, after: Option<u64>) {
         self.timing.set_give_up(after);
     }
 
-    /// Processes the `outcome` of a GET, and its `quiet` (no late packet can arrive), together or
-    /// in two calls. A failed GET is posted again. A late first GET is harmless because it writes
-    /// the same bytes.
+    /// Processes the `outcome` of a GET. `quiet` is true when no late packet of the GET can arrive
+    /// any more. The driver reports both together or in two calls. A failed GET is posted again. If
+    /// its packets arrive late, they are harmless because they contain the same bytes.
     pub fn get_ended(
         &mut self,
         id: u16,
@@ -501,8 +511,8 @@ impl Stream {
             return Received::Nothing;
         }
         if self.end.is_some() {
-            // The peer missed the last message of this end. A message from a peer that knows of the
-            // end is not answered, because the answers would never stop.
+            // Answer a peer that did not receive the last message of this end. Do not answer a peer
+            // that knows of the end, because both ends would answer each other forever.
             let knows = match message {
                 Message::RmaAvail { ask, .. } => !ask && self.end == Some(End::Finished),
                 Message::Shutdown { how, .. } => *how != Ended::Finished,
@@ -551,13 +561,13 @@ impl Stream {
                 .acknowledged(ack, sent, now)
                 .and_then(|()| self.withdrawn(end, len)),
             Message::RmaCutDone { ack, end, left, .. } => {
-                // Before the acknowledgement, which includes the bytes left out.
+                // Process the answer before the acknowledgement, which includes the left-out bytes.
                 self.sending.cut_done(end, left);
                 self.acknowledged(ack, sent, now)
                     .map(|()| Received::Nothing)
             }
             Message::Shutdown { how, .. } => {
-                // The peer has dropped the connection after it acknowledged everything.
+                // The peer has dropped the connection after it acknowledged all bytes.
                 let last = matches!(self.state, StreamState::LastAck | StreamState::Closing);
                 let done = how == Ended::Unknown && last && self.sending.all_acknowledged();
                 if done {
@@ -588,7 +598,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Aborts the connection if no program can read new data. Returns whether it did.
+    /// Aborts the connection if no program can read new data. Returns true if it aborted the
+    /// connection.
     pub(super) fn refuse(&mut self, now: Time) -> bool {
         let why = if self.orphan.is_some() {
             End::Orphaned
@@ -625,7 +636,7 @@ impl Stream {
                 if self.receiving.announced(len, push)? {
                     self.counters.rma_received += u64::from(len);
                 } else {
-                    // The peer announces it again when this end reports it missing.
+                    // The peer announces the range again when this end reports the gap.
                     self.counters.gaps += 1;
                 }
             }
@@ -633,7 +644,8 @@ impl Stream {
         Ok(Received::Nothing)
     }
 
-    /// Returns the number of known bytes to omit and of new bytes; `None` if no byte is acceptable.
+    /// Returns the number of known bytes to skip, and the number of new bytes. Returns `None` if no
+    /// byte is acceptable.
     pub(super) fn fit(&mut self, head: Head, len: u32) -> Option<(u32, u32)> {
         match self.receiving.fit(head.seq, len) {
             Fit::Next { skip, len } => return Some((skip, len)),
@@ -659,7 +671,8 @@ impl Stream {
         let Some(limits) = again else {
             return;
         };
-        // Without progress, once per half of `ask`, because repeated data may be in flight.
+        // Send data again at most once per half of `ask` without progress, because repeated data
+        // may be in flight.
         let soon = |at: Time| now.since(at) < limits.ask / 2;
         if !self.rewound.is_some_and(soon) && self.sending.rewind() {
             self.rewound = Some(now);
@@ -681,14 +694,14 @@ impl Stream {
         Ok(Received::Nothing)
     }
 
-    /// Returns whether a message of the peer is awaited.
+    /// Returns true if this end waits for a message of the peer.
     pub(super) fn needs_answer(&self) -> bool {
         let s = &self.sending;
         self.end.is_none() && (s.has_unacknowledged() || s.wants_room() || s.cutting().is_some())
     }
 
-    /// Returns the time of the next call of [`Stream::pump`], if no other event occurs. It is in
-    /// the future after `pump`. Without room in the port, the question timer does not count.
+    /// Returns the time of the next call of [`Stream::pump`], if no other event occurs. After
+    /// `pump`, the time is in the future. While the port is full, the question timer is ignored.
     #[must_use]
     pub fn deadline(&self, limits: &Limits) -> Option<Time> {
         if self.end.is_some() {
@@ -713,15 +726,15 @@ impl Stream {
         Some(orphan.max(self.timing.last_progress()))
     }
 
-    /// Returns whether no GET can write to the receive ring any more.
+    /// Returns true if no GET can write to the receive ring any more.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.gets_in_flight == 0
     }
 
-    /// Returns whether the connection can be dropped: it has ended, no message is due, and no GET
-    /// is in flight. After an end in order, it answers a peer that missed the last message for
-    /// [`Limits::linger`].
+    /// Returns true if the connection can be dropped, because it has ended, no message is due, and
+    /// no GET is in flight. After a regular end, the connection is kept for [`Limits::linger`] to
+    /// answer a peer that did not receive the last message.
     #[must_use]
     pub fn can_drop(&self, now: Time, limits: &Limits) -> bool {
         let lingers = match self.end {
@@ -735,14 +748,14 @@ impl Stream {
         !lingers && self.is_quiet()
     }
 
-    /// Returns the time at which the send ring is free.
+    /// Returns the time at which the send ring can be freed.
     #[must_use]
     pub fn send_ring_free(&self, limits: &Limits) -> RingFree {
         match self.end {
             None => RingFree::No,
             Some(_) if self.sending.end_acknowledged() => RingFree::Now,
-            // After its commit, the last message is in flight for up to `hold`. It may then cause a
-            // GET within `fresh`, which is in flight for up to `hold`, too.
+            // The last message is in flight for up to `hold` after its commit. The message may then
+            // cause a GET within `fresh`. This GET is in flight for up to `hold` too.
             Some(_) => match self.committed {
                 None => RingFree::Uncommitted,
                 Some(at) => {
@@ -753,9 +766,9 @@ impl Stream {
         }
     }
 
-    /// Records that the port has committed or dropped all messages from before the end. A later
-    /// message could still cause a GET. Messages after the end cause none: an aborted peer fetches
-    /// no more, and a finished peer has fetched everything.
+    /// Records that the port has committed or dropped all messages from before the end. An
+    /// uncommitted message could still cause a GET. Messages from after the end cause no GET,
+    /// because an aborted peer fetches no more bytes and a finished peer has fetched all bytes.
     pub fn committed(&mut self, now: Time) {
         if self.end.is_some() && self.committed.is_none() {
             self.committed = Some(self.ended.max(now));
@@ -766,18 +779,18 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Description of the violated invariant.
+    /// Returns a description of the violated invariant.
     pub fn check(&self) -> Result<(), &'static str> {
         if (self.state == StreamState::Closed) != self.end.is_some() {
-            return Err("it is closed without a reason, or has a reason and is not closed");
+            return Err("the connection is closed without a reason, or has a reason and is not closed");
         }
         self.sending.check()?;
         self.receiving.check()
     }
 }
 
-/// Returns the answer to a message for an unknown connection: `SHUTDOWN` to the sender of
-/// `RMA_AVAIL`, which names its own connection; `None` for other messages.
+/// Returns the answer to a message for an unknown connection. The answer to `RMA_AVAIL`, which
+/// contains the ID of the sender's connection, is `SHUTDOWN`. Other messages are not answered.
 #[must_use]
 pub fn unknown(message: &Message) -> Option<Message> {
     match *message {

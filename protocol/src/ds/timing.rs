@@ -2,8 +2,8 @@
 //! Questions to a silent peer, and the time at which it counts as dead.
 //!
 //! The stream calls `received` for each message of the peer, and `update` after each run of `pump`.
-//! A question is due `ask` ticks after an answer is first needed, and the time doubles with each
-//! question. Keep-alive probes are questions of an idle connection.
+//! A question is due `ask` ticks after an answer is first needed, and the time to the next question
+//! doubles with each question. Keep-alive probes are questions of an idle connection.
 
 use super::Limits;
 use crate::Time;
@@ -25,11 +25,11 @@ pub(super) struct KeepAlive {
 /// Timer of questions to the peer.
 #[derive(Debug)]
 pub(super) struct Timing {
-    /// Arrival of the peer's last message.
+    /// Arrival time of the peer's last message.
     received: Time,
     /// Lower bound of the time at which the peer sent its last message.
     alive: Time,
-    /// Arrival of the last acknowledgement that advanced.
+    /// Arrival time of the last acknowledgement that acknowledged new bytes.
     progress: Time,
     /// Time of the first question since the last message of the peer.
     asked: Option<Time>,
@@ -37,11 +37,11 @@ pub(super) struct Timing {
     last: Option<Time>,
     /// Time of the next question.
     next: Option<Time>,
-    /// Number of questions without progress; determines the time between questions.
+    /// Number of questions without progress, which determines the time between questions.
     backoff: u8,
     /// Number of questions since the last message of the peer.
     questions: u32,
-    /// A question must be sent at once.
+    /// True if a question must be sent at once.
     urgent: bool,
     keepalive: Option<KeepAlive>,
     give_up: Option<u64>,
@@ -72,7 +72,8 @@ impl Timing {
         self.give_up = after;
     }
 
-    /// Records a message that the peer sent after `sent`. `progress`: its acknowledgement advanced.
+    /// Records a message that the peer sent after `sent`. `progress` is true if the message
+    /// acknowledged new bytes.
     pub(super) fn received(&mut self, now: Time, sent: Time, progress: bool) {
         self.received = self.received.max(now);
         self.alive = self.alive.max(sent);
@@ -95,16 +96,17 @@ impl Timing {
         self.progress
     }
 
-    /// Requests a question at once, unless one is unanswered or was sent a moment ago. Returns
-    /// whether an answer can be expected; false a moment after an answered question.
+    /// Requests a question at once, unless a question is unanswered or was sent a short time ago.
+    /// Returns true if an answer can be expected. Returns false a short time after an answered
+    /// question.
     pub(super) fn want_answer(&mut self, now: Time, limits: &Limits) -> bool {
         let recently = |at| now.since(at) < limits.ask / 4;
         self.urgent |= self.asked.is_none() && !self.last.is_some_and(recently);
         self.urgent || self.asked.is_some()
     }
 
-    /// Starts the timer if an answer is needed. Stops it if none is needed and no question is
-    /// unanswered.
+    /// Starts the timer if an answer is needed. Stops the timer if no answer is needed and no
+    /// question is unanswered.
     pub(super) fn update(&mut self, now: Time, needed: bool, limits: &Limits) {
         if !needed && self.asked.is_none() {
             self.next = None;
@@ -137,7 +139,7 @@ impl Timing {
     /// Returns the time of the next action.
     pub(super) fn deadline(&self, limits: &Limits) -> Option<Time> {
         let dead = self.asked.map(|at| at.after(self.peer_timeout(limits)));
-        // With too few questions, the peer can be dead only after the next one.
+        // Before [`QUESTIONS`] questions were sent, the peer does not count as dead.
         let dead = dead.filter(|_| self.questions >= QUESTIONS);
         [self.next_question(), dead].into_iter().flatten().min()
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! FIFO queue of numbers below a bound, in preallocated memory: connections that wait for a
-//! resource.
+//! FIFO queue of numbers below a bound, in preallocated memory. The numbers identify connections
+//! that wait for a resource.
 
 use crate::Memory;
 use wire::ids::NodeId;
@@ -14,7 +14,7 @@ pub struct WaitQueue<M: Memory> {
     order: M::Array<u32>,
     first: usize,
     len: usize,
-    /// Flag per number: it is queued.
+    /// For each number, true if the number is queued.
     waits: M::Array<bool>,
 }
 
@@ -23,7 +23,7 @@ impl<M: Memory> WaitQueue<M> {
     ///
     /// # Errors
     ///
-    /// Memory allocation failed.
+    /// Returns an error if a memory allocation fails.
     pub fn new(bound: usize) -> Result<Self, M::Error> {
         Ok(Self {
             order: M::array(bound, |_| 0)?,
@@ -108,8 +108,8 @@ impl<M: Memory> WaitQueue<M> {
 
 /// One pass over a queue of connections that wait for a resource with a limit per node. A
 /// connection whose node has no free resource keeps its position. A served connection that needs
-/// more is queued again at the end. Therefore no connection is served twice before another one that
-/// waits for the same resource.
+/// more is queued again at the end. Therefore no connection is served twice before another
+/// connection that waits for the same resource.
 pub struct Round {
     at: usize,
     left: usize,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Table of foreign MAC addresses: the node behind which each one is found. Foreign addresses
-//! belong to containers (macvlan), virtual machines and everything else behind a bridge.
+//! Table of foreign MAC addresses, with the node behind which each address is found. Foreign
+//! addresses belong to containers (macvlan), virtual machines and other devices behind a bridge of
+//! a node.
 //!
 //! Addresses are learned from the source addresses of received frames, as in a switch. An address
 //! moves when another node sends with it, and is forgotten some time after its last frame. Each
@@ -10,7 +11,7 @@
 use crate::{base::slots::Slots, Memory, Time};
 use wire::{eth::as_number, ids::NodeId};
 
-/// A MAC address.
+/// MAC address.
 pub type Mac = [u8; 6];
 
 /// Bounds of the table.
@@ -41,7 +42,7 @@ struct Location {
     last_seen: Time,
 }
 
-/// Table of foreign MAC addresses.
+/// Table of foreign MAC addresses and their nodes.
 pub struct Macs<M: Memory> {
     bounds: Bounds,
     /// Addresses in the order of `last_seen`.
@@ -55,7 +56,7 @@ impl<M: Memory> Macs<M> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(bounds: Bounds) -> Result<Self, M::Error> {
         Ok(Self {
             bounds,
@@ -85,7 +86,7 @@ impl<M: Memory> Macs<M> {
         self.bounds.age / 16
     }
 
-    /// Learns from a frame of `node` with the source address `mac`.
+    /// Records that `node` has sent a frame with the source address `mac`.
     pub fn learn(&mut self, mac: Mac, node: NodeId, now: Time) -> Learned {
         let key = as_number(mac);
         let was = self
@@ -100,7 +101,7 @@ impl<M: Memory> Macs<M> {
         while self.is_oldest_past(now) {
             self.drop_oldest();
         }
-        // The address may have just expired.
+        // The expired address may be `mac` itself, so this lookup comes after the removal.
         let old = self.locations.get(key).map(|location| location.node);
         if old != Some(node) && self.of_node(node) >= self.bounds.of_node {
             return Learned::Refused;

@@ -1,34 +1,36 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Delivery order of received frames.
 //!
-//! A source sends some frames in messages and announces others, which the receiver fetches. Without
-//! [`Order`], frames in messages would overtake announced frames that the same source sent before.
+//! A source sends small frames in messages. It announces large frames, which the receiver fetches
+//! by GET. Without [`Order`], frames in messages would overtake announced frames that the same
+//! source sent before.
 //!
 //! An announcement is in one of these states:
 //!
 //! * `Waiting`: the receive path has reported it ([`Order::announced`]).
 //! * `Ready`: its frame was fetched ([`Order::arrived`]). Frames in messages are `Ready` at once
 //!   ([`Order::complete`]).
-//! * `Abandoned`: the frame will not arrive ([`Order::ended`]), or its position was given up. If
-//!   the frame arrives later after all, it is delivered at once.
+//! * `Abandoned`: the frame will not arrive ([`Order::ended`]), or its position in the delivery
+//!   order was given up. A frame that arrives afterwards is delivered at once.
 //!
 //! [`Order::pop`] returns the frames that may be delivered. A frame waits only for earlier
 //! announcements of its own source. It waits no longer than the limit passed to [`Order::expire`].
-//! A source with more waiting frames than its limit loses the positions of all its announcements.
+//! If more frames of a source wait than its limit allows, the positions of all its announcements
+//! are given up.
 
 use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
-/// Position of an announced frame.
+/// Position of an announced frame in the delivery order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket(u64);
 
 enum State<F> {
-    /// Announced; its frame is not complete.
+    /// Announced, but not received completely.
     Waiting,
-    /// Complete.
+    /// Received completely.
     Ready(F),
-    /// The frame will not arrive, or its position was given up.
+    /// The frame will not arrive, or its position in the delivery order was given up.
     Abandoned,
 }
 
@@ -44,7 +46,7 @@ struct Item<F> {
 struct Source {
     first: u64,
     last: u64,
-    /// Number of complete frames.
+    /// Number of complete frames that wait.
     ready: usize,
 }
 
@@ -59,7 +61,7 @@ pub struct Order<M: Memory, F> {
     number: u64,
     /// Maximum number of complete frames of one source that wait.
     max_ready: usize,
-    /// Number of announcements whose position was given up.
+    /// Total number of announcements whose position was given up.
     given_up: u64,
 }
 
@@ -69,7 +71,7 @@ impl<M: Memory, F> Order<M, F> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(capacity: u16, max_ready: u16) -> Result<Self, M::Error> {
         Ok(Self {
             items: Slots::new(capacity)?,
@@ -91,8 +93,8 @@ impl<M: Memory, F> Order<M, F> {
         self.items.is_empty()
     }
 
-    /// Returns the number of announcements whose position was given up: because they were late,
-    /// because too many frames waited for them, or because the table was full.
+    /// Returns the total number of announcements whose position was given up. Reasons are a late
+    /// frame, too many frames that wait for it, and a full table.
     pub fn given_up(&self) -> u64 {
         self.given_up
     }
@@ -141,8 +143,8 @@ impl<M: Memory, F> Order<M, F> {
         }
     }
 
-    /// Records an announcement. Returns `None` if the table is full: its frame is then delivered at
-    /// once.
+    /// Records an announcement. Returns `None` if the table is full. The frame is then delivered as
+    /// soon as it arrives.
     pub fn announced(&mut self, now: Time, node: NodeId) -> Option<Ticket> {
         match self.append(now, node, State::Waiting) {
             Ok(number) => Some(Ticket(number)),
@@ -157,8 +159,9 @@ impl<M: Memory, F> Order<M, F> {
     ///
     /// # Errors
     ///
-    /// Returns the frame if it may be delivered at once, because it waits for no announcement.
-    /// Returns the frame too if the table is full, after the positions before it were given up.
+    /// Returns the frame if it may be delivered at once, because it waits for no announcement. If
+    /// the table is full, the earlier positions of its source are given up, and the frame is
+    /// returned too.
     pub fn complete(&mut self, now: Time, node: NodeId, frame: F) -> Result<(), F> {
         let Some(source) = self.sources.get(u64::from(node.0)) else {
             return Err(frame);
@@ -191,7 +194,7 @@ impl<M: Memory, F> Order<M, F> {
     ///
     /// # Errors
     ///
-    /// Returns the frame if its position was given up: it is delivered at once.
+    /// Returns the frame if its position was given up. The caller must deliver it at once.
     pub fn arrived(&mut self, ticket: Ticket, frame: F) -> Result<(), F> {
         let Some(item) = self.items.get_mut(ticket.0) else {
             return Err(frame);
@@ -223,8 +226,8 @@ impl<M: Memory, F> Order<M, F> {
         }
     }
 
-    /// Gives up the positions of announcements that have waited for `limit` ticks. The caller calls
-    /// it periodically.
+    /// Gives up the positions of announcements that have waited for `limit` ticks. The caller must
+    /// call this function periodically.
     pub fn expire(&mut self, now: Time, limit: u64) {
         let mut next = self.items.oldest().map(|(number, _)| number);
         while let Some(number) = next {
@@ -233,7 +236,7 @@ impl<M: Memory, F> Order<M, F> {
                 break;
             };
             if now.since(item.since) < limit {
-                // All further items are younger.
+                // All remaining items are younger.
                 break;
             }
             if matches!(item.state, State::Waiting) {
@@ -298,7 +301,7 @@ impl<M: Memory, F> Order<M, F> {
     ///
     /// # Errors
     ///
-    /// The invariant that is violated.
+    /// Returns a description of the violated invariant.
     pub fn check(&mut self) -> Result<(), &'static str> {
         let (mut items, mut ready, mut excess) = (0, 0, false);
         let (mut stuck, mut loops) = (false, false);
@@ -336,7 +339,7 @@ impl<M: Memory, F> Order<M, F> {
             true
         });
         match () {
-            () if loops => Err("a source's items are not in order"),
+            () if loops => Err("a source's list has a loop, or an item of another source"),
             () if items != self.items.len() => Err("items without a source"),
             () if ready != counted => Err("wrong number of complete frames"),
             () if stuck => {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sequence of work in a NAPI poll function that processes messages, fetches announced frames and
-//! does housekeeping, with one timer.
+//! Sequence of work in a NAPI poll function, which processes messages, fetches announced frames and
+//! does housekeeping. One timer serves all of this work.
 //!
 //! The poll function runs on an interrupt and when the timer expires. Each run sets the timer to
-//! the earliest time at which something is due. The timer is never moved to a later time.
+//! the earliest time at which work is due. The timer is never moved to a later time.
 //!
 //! A run ([`run`]) consists of these steps:
 //!
 //! 1. Post GETs for waiting announcements.
-//! 2. Process messages, up to the budget and the room for announcements.
+//! 2. Process messages, limited by the NAPI budget and by the free slots for announcements.
 //! 3. If housekeeping is due, process time-outs.
-//! 4. Publish the number of waiting announcements, and post GETs again.
+//! 4. Publish that announcements wait, and try again to post GETs.
 //! 5. Set the timer.
 
 use crate::{base::age_bound::AgeBound, Clock, Shared, Time};
@@ -20,10 +20,10 @@ use crate::{base::age_bound::AgeBound, Clock, Shared, Time};
 pub struct Periods {
     /// Time between two runs of housekeeping while transfers are pending.
     pub busy: u64,
-    /// Time between two runs while no transfer is pending. It limits the error of the age of
-    /// messages.
+    /// Time between two runs while no transfer is pending. The period limits the error in the age
+    /// of messages.
     pub idle: u64,
-    /// Time after which processing is tried again if received messages could not be processed.
+    /// Time until the next run if received messages could not be processed.
     pub pause: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Creates a timer that does not run. Housekeeping is not due.
+    /// Creates a stopped timer without scheduled housekeeping.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Timer {
     /// slightly before `clock` reaches its time.
     #[must_use]
     pub fn begin_run(&mut self, now: Time, running: bool) -> bool {
-        // A running timer that is overdue expires at once, without harm.
+        // An overdue timer is treated as expired. Its interrupt then only causes an additional run.
         self.set = self.set.filter(|set| running && *set > now);
         let due = self.due.is_some_and(|due| due <= now);
         if due {
@@ -79,7 +79,7 @@ impl Timer {
     }
 }
 
-/// Tracker for the completion of posted operations, from the transport's counters.
+/// Tracks the completion of posted operations by the transport's counters.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct CompletionBound {
     age_bound: AgeBound,
@@ -88,7 +88,7 @@ pub struct CompletionBound {
 
 impl CompletionBound {
     /// Updates the tracker with the total numbers of posted and completed operations at `now`.
-    /// Returns a time before which all operations posted have been completed.
+    /// Returns a time such that all operations posted before it have completed.
     pub fn update(&mut self, now: Time, posted: u64, completed: u64) -> Time {
         let new = completed.saturating_sub(self.completed);
         self.completed = completed;
@@ -105,13 +105,13 @@ impl CompletionBound {
 
 /// Operations of the driver's poll function.
 pub trait Work {
-    /// Processes up to `most` messages; `most` is at least 1. Returns the number of processed
+    /// Processes up to `most` messages, where `most` is at least 1. Returns the number of processed
     /// messages.
     fn messages(&mut self, most: usize) -> usize;
-    /// Returns the number of messages that can be processed now, whatever they contain.
+    /// Returns the number of messages of any content that can be processed now.
     fn room(&self) -> usize;
-    /// Returns the number of received messages that were not read, from the NIC's write pointer.
-    /// The number may be too high. Called rarely.
+    /// Returns the number of received messages that were not read, according to the NIC's write
+    /// pointer. The number may be too high. The function may be slow, because it is called rarely.
     fn backlog(&mut self) -> usize;
     /// Returns the age bound of messages.
     fn age_bound(&mut self) -> &mut AgeBound;
@@ -136,7 +136,8 @@ pub trait Work {
 pub struct Ran {
     /// Number of processed messages.
     pub messages: usize,
-    /// There was no room for further messages. The timer is set for the next run.
+    /// True if further messages could not be processed for lack of resources. The timer is set for
+    /// the next run.
     pub paused: bool,
 }
 
@@ -178,8 +179,8 @@ pub fn run(
     if due {
         work.housekeeping();
     }
-    // Publish before the attempt: either this attempt or the context that frees a resource in
-    // between sees the other.
+    // Publish before the attempt. If another context frees a resource at the same time, either this
+    // attempt finds the resource, or that context finds the waiting announcements.
     work.publish();
     if work.waiting() > 0 {
         work.pump();

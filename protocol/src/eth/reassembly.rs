@@ -2,22 +2,22 @@
 //! Reassembly of eager frames, one state machine per source (EXT §3.2).
 //!
 //! VELO delivers the messages of a source in order, but messages can be lost (mailbox full, sender
-//! restarted). The protocol has no start marker, so any fragment may be the first. The state
-//! machine follows these rules:
+//! restarted). Fragments have no start marker, so any fragment may be the first of a frame. The
+//! state machine follows these rules:
 //!
 //! * It accepts fragments only in tag sequence, and discards the partial frame if the sequence
 //!   breaks.
-//! * It accepts the breaking fragment as the start of a new frame only if its Ethernet source
-//!   address is that of the sending node. If not, it drops all fragments through the last one of
-//!   the broken frame.
-//! * It never lets a frame grow beyond its limit.
+//! * It accepts the fragment that breaks the sequence as the start of a new frame only if the
+//!   Ethernet source address in it is the address of the sending node. Otherwise it drops all
+//!   remaining fragments of the broken frame.
+//! * It rejects a frame that exceeds the length limit.
 //!
 //! Tags do not reveal two kinds of loss. If the *first* fragment is lost, the remainder looks like
-//! a frame with invalid addresses. If the end is lost and the next fragments carry exactly the
-//! missing tags, two frames are merged; the simplest case is a lost last fragment followed by a
+//! a frame with invalid addresses. If the end is lost and the next fragments have exactly the
+//! missing tags, two frames are merged. The simplest case is a lost last fragment, followed by a
 //! frame of one message. Receivers must therefore verify checksums of frames that arrived in
-//! several fragments. (Accepting any fragment with the node's address as a start would repeatedly
-//! lose frames that carry such bytes as data.)
+//! several fragments. A fragment with the node's address starts a frame only after a break, because
+//! a frame may contain the same bytes as data.
 
 use wire::{
     eth::{source, MacPrefix, Reason, Reject, FRAGMENT, HEADER_LEN, MAX_FRAME},
@@ -29,7 +29,7 @@ use wire::{
 pub struct CopyTo {
     /// Byte offset; 0 starts a new frame.
     pub offset: u32,
-    /// Number of bytes: the whole message.
+    /// Number of bytes, which is the length of the message.
     pub len: u16,
 }
 
@@ -101,7 +101,7 @@ impl Reassembler {
         self.state = State::Idle;
     }
 
-    /// Takes one eager message ([`wire::eth::Message::Eager`]) of the source on `node`.
+    /// Processes one eager message ([`wire::eth::Message::Eager`]) of the source on `node`.
     pub fn push(
         &mut self,
         prefix: MacPrefix,
@@ -110,7 +110,7 @@ impl Reassembler {
         last: bool,
         data: &[u8],
     ) -> Progress {
-        // A malformed message breaks its frame, but does not show the end of that frame.
+        // A malformed message makes its frame invalid, but does not mark the end of that frame.
         let malformed = if data.is_empty() {
             Some(Reject::new(Reason::Empty, 0, FRAGMENT as u64))
         } else if data.len() > FRAGMENT as usize {

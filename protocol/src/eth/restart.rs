@@ -2,8 +2,8 @@
 //! Pauses between restarts of ports that look stuck, and between attempts to open ports.
 //!
 //! A restart closes the ports and opens them again. The behaviour of peers decides whether a port
-//! looks stuck (see [`super::stuck`]), so a malicious peer can cause restarts. A restart disturbs
-//! traffic with all other peers. The pauses between restarts therefore double.
+//! looks stuck (see [`super::stuck`]), so a malicious peer can cause restarts. A restart interrupts
+//! the traffic with all other peers. Each pause is therefore twice the previous one.
 
 use crate::Time;
 
@@ -26,7 +26,7 @@ pub struct Pauses {
 pub struct Restarts {
     /// Time of the last restart, and the pause after it in ticks.
     last: Option<(Time, u64)>,
-    /// Number of failed attempts since the ports were open.
+    /// Number of failed attempts since the ports were last open.
     failed: u32,
 }
 

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Detection of a stuck port of this node, from the behaviour of its peers.
 //!
-//! A lost write of the NIC leaves a hole in the port's notification queue, after which the driver
-//! finds no notifications. Transfers are then given up, and no notification arrives at all. The
-//! same happens if the peers of all transfers are dead.
+//! A lost write of the NIC leaves a hole in the port's notification queue, and the driver finds no
+//! notifications after the hole. All transfers of the port are then given up, because the driver
+//! receives no notification at all. The driver also receives no notification if the peers of all
+//! transfers are dead.
 //!
-//! A peer that has sent messages without a gap, from before such a transfer began until it was
-//! given up, is alive. The next message of this peer then proves that the port is stuck. A dead or
-//! unreachable peer sends no messages, and its silence has no meaning here. Several peers are
-//! therefore observed separately. Only peers with transfers can be evidence.
+//! A peer is alive if it sent messages without a gap from before a transfer began until the
+//! transfer was given up. The next message of this peer then proves that the port is stuck. A dead
+//! or unreachable peer sends no messages, so it is no evidence. Peers are therefore observed
+//! separately. Only peers with transfers are observed.
 
 use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
-/// Times of the proof, in ticks.
+/// Times that decide whether a port is stuck, in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Proof {
-    /// Minimum time without any notification: the time-out of a transfer.
+    /// Minimum time without any notification, equal to the time-out of a transfer.
     pub silence: u64,
     /// Maximum time between two messages of a peer that counts as reachable.
     pub gap: u64,
@@ -30,7 +31,7 @@ impl Proof {
 }
 
 struct Suspect {
-    /// Times of the first and last message in the current series without a gap.
+    /// Times of the first and last message in the current series of messages without a gap.
     messages: Option<(Time, Time)>,
     /// The peer was reachable during a whole transfer that was given up.
     proven: bool,
@@ -48,7 +49,7 @@ impl Suspect {
 
 /// Peers whose transfers were given up while no notification arrived.
 pub struct Suspects<M: Memory> {
-    /// By node, in the order of their last transfer that was given up; the oldest is first.
+    /// Peers by node, in the order in which their last transfer was given up, oldest first.
     peers: Slots<M, Suspect>,
 }
 
@@ -57,7 +58,7 @@ impl<M: Memory> Suspects<M> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         Ok(Self {
             peers: Slots::new(capacity)?,
@@ -103,7 +104,7 @@ impl<M: Memory> Suspects<M> {
         let _ = self.peers.insert(key, suspect);
     }
 
-    /// Removes a peer without messages, or the oldest one.
+    /// Removes a peer that has sent no message, or the oldest peer if there is none.
     fn displace(&mut self) {
         let mut next = self.peers.oldest().map(|(key, _)| key);
         let first = next;

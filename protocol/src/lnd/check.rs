@@ -16,7 +16,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     ///
     /// # Errors
     ///
-    /// Description of the violated invariant.
+    /// Returns a description of the violated invariant.
     pub fn check(&self) -> Result<(), &'static str> {
         if self.peer_flow.impossible()
             + self.send_flow.impossible()

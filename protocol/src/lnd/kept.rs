@@ -30,7 +30,7 @@ impl<M: Memory, T> EagerCopies<M, T> {
     ///
     /// # Errors
     ///
-    /// Memory allocation failed.
+    /// Returns an error if a memory allocation fails.
     pub fn new(size: u16) -> Result<Self, M::Error> {
         Ok(Self {
             copies: Slots::new(size)?,

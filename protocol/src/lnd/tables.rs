@@ -267,7 +267,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     ///
     /// # Errors
     ///
-    /// Memory allocation failed.
+    /// Returns an error if a memory allocation fails.
     pub fn new(capacity: &Capacity, limits: &Limits, random: u64) -> Result<Self, M::Error> {
         let peers = capacity.peers.clamp(1, 0x8000);
         let slots = capacity.slots.clamp(1, 256);

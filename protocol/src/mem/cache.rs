@@ -4,15 +4,15 @@
 //!
 //! Registration (pinning, translation entries) costs far more than the use of registered memory,
 //! and programs use the same buffers again and again. A registration therefore remains after its
-//! use, until it is invalidated because its space has lost the memory, or evicted for other memory.
-//! The cache stores ranges, users and limits. Registrations are values of the caller, which revokes
-//! the ones that the cache returns:
+//! use, until it is invalidated because the process has unmapped the memory, or evicted to register
+//! other memory. The cache stores ranges, users and limits. Registrations are values of the caller,
+//! which revokes the ones that the cache returns:
 //!
 //! 1. [`Cache::find`] begins the use of a registration that covers the range with the required
 //!    access.
-//! 2. If there is none, [`Cache::prepare`] makes room. It returns one idle registration after the
-//!    other for revocation, in the order of their last use, until there is a [`Pending`] entry. A
-//!    registration in use is never returned. The caller registers the memory without the cache's
+//! 2. If there is none, [`Cache::prepare`] frees an entry. It returns one idle registration after
+//!    the other for revocation, in the order of their last use, until there is a [`Pending`] entry.
+//!    A registration in use is never returned. The caller registers the memory without the cache's
 //!    lock, and reports the result by [`Cache::complete`] or [`Cache::abandon`].
 //! 3. [`Cache::release`] ends a use. The registration is idle afterwards, or is returned for
 //!    revocation if it was invalidated in the meantime.
@@ -24,11 +24,11 @@
 //! An entry ([`EntryState`]) is first `Pending`, then alternately `Busy` and `Idle`. An invalidated
 //! entry is `Overtaken` while pending, or `Doomed` while in use. An `Ended` entry is free.
 //!
-//! Ranges may overlap in any way. A search returns the registration that reaches farthest, so
-//! registrations within it become idle and are evicted first. Limits apply to entries and bytes of
-//! all spaces, and of each space (a process). A space at its limit evicts its own registrations.
-//! Entries and bytes count until the registration was returned to the caller. Each registration is
-//! returned to one caller only, which revokes it.
+//! Ranges may overlap in any way. A search returns the registration with the highest last address,
+//! so registrations within it become idle and are evicted first. Limits apply to entries and bytes
+//! of all spaces, and of each space (a process). A space at its limit evicts its own registrations.
+//! An entry counts in these limits until its registration was returned to the caller. Each
+//! registration is returned to one caller only, which revokes it.
 //!
 //! No call allocates, sleeps, or takes longer than logarithmic time. All of them may be made with a
 //! spinlock held, for example in an MMU notifier.
@@ -123,7 +123,7 @@ impl<M: Memory, V> Cache<M, V> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(capacity: u16, limits: Limits) -> Result<Self, M::Error> {
         let capacity = capacity.clamp(1, MOST);
         let entry = |i: usize| match i as u16 + 1 {
@@ -168,13 +168,14 @@ impl<M: Memory, V> Cache<M, V> {
         self.tally.idle_entries
     }
 
-    /// Returns how often each transition was made.
+    /// Returns the number of times that each transition was made.
     #[must_use]
     pub fn counts(&self) -> &Counts<EntryState> {
         &self.counts
     }
 
-    /// Returns the numbers of failed calls of [`Cache::find`] and of [`Cache::prepare`].
+    /// Returns the number of failed calls of [`Cache::find`], and the number of failed calls of
+    /// [`Cache::prepare`].
     #[must_use]
     pub fn failures(&self) -> (u64, u64) {
         (self.missed, self.refused)
@@ -244,7 +245,7 @@ impl<M: Memory, V> Cache<M, V> {
     }
 
     /// Begins the use of a registration that covers `range` with at least this access. Returns
-    /// `None` if there is none; [`Cache::prepare`] then makes room.
+    /// `None` if there is no such registration. The caller then calls [`Cache::prepare`].
     pub fn find(&mut self, range: &Range, access: Access) -> Option<Hold> {
         let found = self.index.covering(range, access.classes());
         let usable = |at: &u16| self.entry(*at).is_some_and(|e| e.uses < u32::MAX);
@@ -266,7 +267,8 @@ impl<M: Memory, V> Cache<M, V> {
         })
     }
 
-    /// Returns the registration in use, to which any number of users may have access.
+    /// Returns the registration of a hold. Other users may access the registration at the same
+    /// time.
     #[must_use]
     pub fn get(&self, hold: &Hold) -> Option<&V> {
         self.held(hold)?.value.as_ref()
@@ -280,7 +282,7 @@ impl<M: Memory, V> Cache<M, V> {
     }
 
     /// Reserves an entry for memory to be registered. The caller repeats the call while it returns
-    /// registrations to be revoked, which do not count any more.
+    /// registrations to be revoked. A returned registration does not count in the limits any more.
     pub fn prepare(&mut self, range: &Range, access: Access) -> Prepared<V> {
         let Limits {
             bytes,
@@ -311,7 +313,7 @@ impl<M: Memory, V> Cache<M, V> {
         };
         match self.evict(victim) {
             Some(value) => Prepared::Evict(value),
-            // Cannot happen: without room, but with enough idle entries, an idle entry exists.
+            // Unreachable: the checks above have found enough idle entries.
             None => Prepared::Refused(Refused::Entries),
         }
     }
@@ -359,7 +361,8 @@ impl<M: Memory, V> Cache<M, V> {
     ///
     /// # Errors
     ///
-    /// The registration, to be revoked because its memory was invalidated in the meantime.
+    /// Returns the registration if its memory was invalidated in the meantime. The caller must
+    /// revoke the registration.
     pub fn complete(&mut self, pending: Pending, value: V) -> Result<Hold, V> {
         let hold = pending.0;
         if self.held(&hold).is_none() || !self.step(hold.entry, EntryEvent::Complete) {
@@ -406,15 +409,16 @@ impl<M: Memory, V> Cache<M, V> {
         }
     }
 
-    /// Invalidates the next registration in `range`, because its memory was replaced or removed
-    /// ([`Range::all`]: the space ends). The caller repeats the call until it returns `None`.
+    /// Invalidates the next registration in `range`, because its memory was replaced or removed or
+    /// because the space ends ([`Range::all`]). The caller repeats the call until it returns
+    /// `None`.
     pub fn invalidate(&mut self, range: &Range) -> Option<Invalid<'_, V>> {
         let at = self.index.meeting(range)?;
         self.invalidate_entry(at)
     }
 
-    /// Invalidates a registration in use for a reason that is unknown to the cache. The
-    /// registration is not found again, and its last user receives it for revocation.
+    /// Invalidates a registration in use for a reason of the caller. The registration is not found
+    /// again, and its last user receives it for revocation.
     pub fn invalidate_held(&mut self, hold: &Hold) {
         if self.held(hold).is_some_and(|e| e.state == EntryState::Busy) {
             let _ = self.invalidate_entry(hold.entry);
@@ -434,8 +438,8 @@ impl<M: Memory, V> Cache<M, V> {
         }
     }
 
-    /// Evicts the registration that has been idle for the longest time, if any. Used when memory is
-    /// short, and when the cache is destroyed.
+    /// Evicts the registration that has been idle for the longest time, if any. The caller uses
+    /// this function when memory is short, and before it destroys the cache.
     #[must_use]
     pub fn shrink(&mut self) -> Option<V> {
         self.evict(self.idle.oldest)
@@ -445,7 +449,7 @@ impl<M: Memory, V> Cache<M, V> {
     ///
     /// # Errors
     ///
-    /// The invariant that is violated.
+    /// Returns a description of the violated invariant.
     pub fn check(&mut self) -> Result<(), &'static str> {
         let found = self.index.check()?;
         let (mut all, mut indexed, mut spaces) = (Tally::default(), 0, Tally::default());
@@ -463,12 +467,12 @@ impl<M: Memory, V> Cache<M, V> {
             let known = self.index.get(at as u16) == Some(e.range);
             indexed += usize::from(known);
             if known != matches!(e.state, S::Pending | S::Busy | S::Idle) {
-                return Err("an entry can be found that should not, or can't that should");
+                return Err("the index does not match the state of an entry");
             }
             if (e.uses == 0) != matches!(e.state, S::Pending | S::Overtaken | S::Idle)
                 || e.value.is_none() != matches!(e.state, S::Pending | S::Overtaken)
             {
-                return Err("an entry does not know whether it is in use");
+                return Err("the uses or the value of an entry do not match its state");
             }
         }
         let (mut idle, mut at) = (0, self.idle.oldest);
@@ -487,10 +491,10 @@ impl<M: Memory, V> Cache<M, V> {
         let free = free.take(self.entries.len() + 1).filter(|at| *at != NONE);
         match () {
             () if self.counts.impossible() != 0 => Err("an impossible transition"),
-            () if indexed != found => Err("the index has what is no entry"),
-            () if all != self.tally || all != spaces => Err("a tally is wrong"),
-            () if idle != all.idle_entries => Err("what rests is not in the list"),
-            () if free.count() + all.entries != self.entries.len() => Err("an entry is lost"),
+            () if indexed != found => Err("the index contains an interval without an entry"),
+            () if all != self.tally || all != spaces => Err("the totals do not match the entries"),
+            () if idle != all.idle_entries => Err("the list of idle entries is incomplete"),
+            () if free.count() + all.entries != self.entries.len() => Err("an entry is neither free nor in use"),
             () if self.tally.bytes > self.limits.bytes => Err("too many bytes"),
             () => Ok(()),
         }

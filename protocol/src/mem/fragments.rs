@@ -3,8 +3,9 @@
 //!
 //! A device sees a list of pages as one contiguous range in which page i begins at 4096 · i.
 //! Scattered memory becomes fragments of that range. A fragment may begin and end at any byte and
-//! may span any number of pages. The bytes between two fragments belong to something else. Without
-//! gaps, one command moves the whole list; otherwise each fragment takes a command of its own.
+//! may span any number of pages. The bytes between two fragments do not belong to the transfer. If
+//! there are no gaps, one command transfers the whole list. Otherwise each fragment needs a
+//! separate command.
 
 use wire::ids::BusAddr;
 
@@ -71,7 +72,7 @@ pub struct AddResult {
     /// Number of pages of the chunk that the list already contains, 0 or 1. With 1, the chunk
     /// continues in the last page.
     pub shared_pages: usize,
-    /// Number of pages to append for the rest of the chunk.
+    /// Number of pages to append for the remainder of the chunk.
     pub pages: usize,
     /// Last fragment of the list after the addition.
     pub fragment: Fragment,
@@ -110,6 +111,12 @@ impl Layout {
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Returns true if there are no gaps between the fragments.
+    #[must_use]
+    pub const fn is_contiguous(&self) -> bool {
+        self.fragments <= 1
     }
 
     /// Adds a chunk of `len` bytes that begins `offset` bytes into its first page. `same` states
@@ -211,7 +218,6 @@ mod tests {
 
     #[test]
     fn pieces_that_meet_are_one_fragment() {
-        // Unaligned ends with whole pages between.
         let (layout, all) = lay(&[
             (100, PAGE - 100, false),
             (0, 2 * PAGE, false),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Index of intervals: finds an interval that covers a range, and intervals that overlap a range.
 //!
-//! Intervals have numbers of the caller and belong to separate spaces. They may overlap in any way,
-//! and several may be equal. Each interval has a class; a search names the permitted classes. All
-//! memory is allocated when the index is created. Every search takes logarithmic time for any set
-//! of intervals, because the tree (AVL) is balanced. This matters because malicious processes
-//! choose the addresses.
+//! The caller gives each interval a number and a space. They may overlap in any way, and several
+//! may be equal. Each interval has a class; a search names the permitted classes. All memory is
+//! allocated when the index is created. Every search takes logarithmic time for any set of
+//! intervals, because the tree (AVL) is balanced. The bound is necessary because malicious
+//! processes choose the addresses.
 
 use crate::Memory;
 
@@ -51,7 +51,7 @@ impl Interval {
         }
     }
 
-    /// Returns the number of addresses; one less than the true number for a whole space.
+    /// Returns the number of addresses. For a whole space of 2⁶⁴ addresses, it returns 2⁶⁴ − 1.
     #[must_use]
     pub const fn len(&self) -> u64 {
         (self.last - self.first).saturating_add(1)
@@ -78,7 +78,7 @@ impl Interval {
 
 /// Order of the nodes: space, first address, number.
 type Key = (u64, u64, u16);
-/// Last address of any interval, by class.
+/// Highest last address of a set of intervals, by class.
 type Reach = [Option<u64>; CLASSES];
 
 #[derive(Clone, Copy)]
@@ -90,7 +90,7 @@ struct Node {
     left: u16,
     right: u16,
     parent: u16,
-    /// Last address of this node and all nodes below it, by class.
+    /// Highest last address of this node and all nodes below it, by class.
     reach: Reach,
 }
 
@@ -118,7 +118,7 @@ impl Node {
     }
 }
 
-/// Returns the last address of the `classes`, a bit set.
+/// Returns the highest address in `reach` of the classes in the bit set `classes`.
 fn farthest(reach: &Reach, classes: u8) -> Option<u64> {
     let wanted = |(class, _): &(usize, &Option<u64>)| classes & (1 << class) != 0;
     let found = reach.iter().enumerate().filter(wanted);
@@ -136,7 +136,7 @@ impl<M: Memory> Intervals<M> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         Ok(Self {
             nodes: M::array(usize::from(capacity), |_| Node::UNUSED)?,
@@ -165,8 +165,8 @@ impl<M: Memory> Intervals<M> {
         self.node(at).map_or((NONE, NONE), |n| (n.left, n.right))
     }
 
-    /// Computes height and reach of a node from its children. Returns the height of the left child
-    /// minus the height of the right one.
+    /// Computes the height and the reach of a node from its children. Returns the height of the
+    /// left child minus the height of the right one.
     fn update(&mut self, at: u16) -> i32 {
         let (left, right) = self.children(at);
         let (l, r) = (self.height(left), self.height(right));
@@ -321,12 +321,13 @@ impl<M: Memory> Intervals<M> {
     }
 
     /// Returns the number of an interval in one of the `classes` (bit n: class n) that covers
-    /// `range`. Prefers an interval that reaches farthest.
+    /// `range`. Prefers the interval with the highest last address.
     #[must_use]
     pub fn covering(&self, range: &Interval, classes: u8) -> Option<u16> {
         let low = (range.space, 0, 0);
         let high = (range.space, range.first, NONE);
-        // Farthest address so far, its node, and true if it may belong to a node below.
+        // Highest last address found so far, its node, and true if the address may belong to a node
+        // below that node.
         let mut best: Option<(u64, u16, bool)> = None;
         let mut offer = |last: Option<u64>, at: u16, below: bool| {
             if let Some(last) = last.filter(|last| best.is_none_or(|b| *last > b.0)) {
@@ -378,8 +379,8 @@ impl<M: Memory> Intervals<M> {
         Some(at)
     }
 
-    /// Returns the number of the first interval, by its first address, that overlaps `range`, in
-    /// any class.
+    /// Returns the number of the interval with the lowest first address among those of all classes
+    /// that overlap `range`.
     #[must_use]
     pub fn meeting(&self, range: &Interval) -> Option<u16> {
         const ALL: u8 = (1 << CLASSES) - 1;
@@ -404,7 +405,7 @@ impl<M: Memory> Intervals<M> {
             let found = *stack.get(depth)?;
             let node = self.node(found)?;
             if Self::key(node, found) > high {
-                // All further intervals begin later.
+                // All remaining intervals begin after the end of `range`.
                 return None;
             }
             if node.interval.last >= range.first {
@@ -418,7 +419,7 @@ impl<M: Memory> Intervals<M> {
     ///
     /// # Errors
     ///
-    /// The invariant that is violated.
+    /// Returns a description of the violated invariant.
     pub fn check(&self) -> Result<usize, &'static str> {
         let (mut seen, mut before) = (0, None);
         // In-order traversal by the links to parents.
@@ -453,14 +454,14 @@ impl<M: Memory> Intervals<M> {
             let sides = l.iter().zip(&r).zip(&own);
             for (all, ((l, r), own)) in node.reach.iter().zip(sides) {
                 if *all != (*own).max(*l).max(*r) {
-                    return Err("a node does not know how far it reaches");
+                    return Err("the height or the reach of a node is wrong");
                 }
             }
             (from, at) = (at, node.parent);
         }
         let used = |n: &&Node| usize::from(n.class) < CLASSES;
         if self.nodes.iter().filter(used).count() != seen {
-            return Err("a node is lost");
+            return Err("a node cannot be reached from the root");
         }
         Ok(seen)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Memory that hardware accesses: pieces, runs of slots.
+//! Data structures for memory that hardware accesses.
 
 pub mod cache;
 pub mod fragments;

@@ -2,9 +2,9 @@
 //! Allocator of runs of consecutive slots of equal size; each run carries a note of its owner.
 //!
 //! A run is *closed* before it is freed. A closed run is not found any more, but its slots are not
-//! reused yet, so its owner can clear them without a lock. Runs begin at slots that the caller's
-//! alignment allows, lowest first, which keeps the slots in use in the caches. The caller provides
-//! all memory: a bit and a [`Slot`] per slot.
+//! reused yet, so its owner can clear them without a lock. A run is allocated at the lowest free
+//! slots that the caller's alignment allows, so that the slots in use remain in the CPU's caches.
+//! The caller provides all memory: a bit and a [`Slot`] per slot.
 
 use core::{marker::PhantomData, ops::DerefMut};
 
@@ -27,7 +27,7 @@ pub struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// Slot that is free.
+    /// Free slot.
     pub const FREE: Self = Self {
         first: NONE,
         slots: 0,
@@ -56,7 +56,7 @@ pub struct Align {
 }
 
 impl Align {
-    /// No restriction.
+    /// Alignment that allows every slot.
     pub const ANY: Self = Self {
         modulus: 1,
         remainder: 0,

@@ -313,7 +313,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     ///
     /// # Errors
     ///
-    /// Description of the violated invariant.
+    /// Returns a description of the violated invariant.
     pub fn check(&self) -> Result<(), &'static str> {
         let (mut jobs, mut flights) = (0, 0);
         let mut next = self.all_peers.first();

@@ -256,7 +256,7 @@ impl<M: Memory, T> Transfers<M, T> {
     ///
     /// # Errors
     ///
-    /// Memory allocation failed.
+    /// Returns an error if a memory allocation fails.
     pub fn new(capacity: &Capacity, limits: &Limits) -> Result<Self, M::Error> {
         let jobs = capacity.transfers.clamp(1, MAX);
         let flights = capacity.commands.clamp(1, MAX);

@@ -22,7 +22,7 @@ impl<M: Memory> Unclaimed<M> {
     ///
     /// # Errors
     ///
-    /// Memory allocation failed.
+    /// Returns an error if a memory allocation fails.
     pub fn new(capacity: u16, share: u16) -> Result<Self, M::Error> {
         let capacity = capacity.clamp(1, 0x8000);
         Ok(Self {

@@ -9,8 +9,9 @@ use crate::{
 use wire::ids::Nla;
 
 impl Receiving {
-    /// Notes the next `len` bytes for fetching, from a source or to a reader's memory. Bytes that
-    /// follow the last range are merged with it. Returns false if `fetches` is full.
+    /// Adds the next `len` bytes to the ranges to fetch. `source` and `sink` are set if the bytes
+    /// are in a source, or go to a reader's memory. Bytes that directly follow the last range are
+    /// merged with that range. Returns false if `fetches` is full.
     pub(super) fn add_range(&mut self, len: u32, source: Option<Nla>, sink: Option<u32>) -> bool {
         let from = self.known;
         let follows = |f: &Fetch| {
@@ -48,7 +49,7 @@ impl Receiving {
         self.due(limits).is_some()
     }
 
-    /// Returns the room of the ring from the first byte of `f` on.
+    /// Returns the number of bytes of the ring that can be written from the first byte of `f` on.
     fn room_at(&self, f: &Fetch) -> u32 {
         let limit = self.read.plus(self.ring);
         if f.from.before(limit) {
@@ -59,8 +60,8 @@ impl Receiving {
     }
 
     /// Returns the index of the first range for which a GET can be posted, and the number of bytes
-    /// to fetch. While two GETs are in flight, the last range waits until it is a quarter of the
-    /// ring, because later announcements may be merged with it.
+    /// to fetch. While two GETs are in flight, the last range waits until it contains a quarter of
+    /// the ring's size, because later announcements may be merged with the range.
     fn due(&self, limits: &Limits) -> Option<(usize, u32)> {
         let in_flight = self.fetches().iter();
         let in_flight = in_flight
@@ -76,7 +77,8 @@ impl Receiving {
         due.find_map(|(i, f)| {
             let room = match f.sink {
                 Some(_) => f.len,
-                // Only a range that a reader did not complete can lack room in the ring.
+                // Only a range whose reader withdrew its memory can be longer than the free bytes
+                // of the ring.
                 None => self.room_at(f).min(f.len),
             };
             let whole = room == f.len;
@@ -126,7 +128,7 @@ impl Receiving {
         all.iter_mut().find(|f| f.id == id && f.state == state)
     }
 
-    /// Records that the GET was posted, and fails at `until`.
+    /// Records that the GET was posted and counts as failed at `until`.
     pub(in crate::ds) fn posted(&mut self, id: u16, until: Time) {
         if let Some(f) = self.find_range(id, FetchState::Due) {
             f.state = FetchState::InFlight;
@@ -134,7 +136,7 @@ impl Receiving {
         }
     }
 
-    /// Returns whether a GET in flight has exceeded its time.
+    /// Returns true if the time-out of a GET in flight has passed.
     pub(in crate::ds) fn is_late(&self, id: u16, now: Time) -> bool {
         let mut all = self.fetches().iter();
         all.any(|f| f.id == id && f.state == FetchState::InFlight && f.until < now)
@@ -156,7 +158,7 @@ impl Receiving {
             .take_while(|f| f.state == FetchState::Arrived);
         let arrived = arrived.count();
         for f in self.fetches.get(..arrived).unwrap_or_default() {
-            // The owner of a reader's memory has already read these bytes.
+            // Bytes in a reader's memory count as read.
             if f.sink.is_some() {
                 self.read = f.from.plus(f.len);
             }
@@ -166,12 +168,14 @@ impl Receiving {
         self.pass();
     }
 
-    /// Records that the GET failed and must be repeated. Returns how often a NIC unit refused it.
+    /// Records that the GET failed and must be repeated. Returns the number of times that a NIC
+    /// unit rejected the GET.
     pub(in crate::ds) fn not_fetched(&mut self, id: u16, refused: bool) -> u8 {
         match self.find_range(id, FetchState::InFlight) {
             Some(f) => {
                 f.state = FetchState::Due;
-                // The failed GET had a reader's memory as destination, so no GET wrote to the ring.
+                // Do not count a discarded GET, because it wrote to a reader's memory and not to
+                // the ring.
                 let discard = core::mem::take(&mut f.discard);
                 f.failed = f.failed.saturating_add(u8::from(!discard));
                 f.refused = f.refused.saturating_add(u8::from(refused));

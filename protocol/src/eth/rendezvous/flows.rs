@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Announced frames in flight, counted by flow. A later frame of the same flow that goes in
-//! messages would overtake them at a receiver that delivers frames in their order of arrival.
+//! Number of announced frames in flight, by flow. If a later frame of the same flow were sent in
+//! messages, it would overtake them at a receiver that delivers frames in their order of arrival.
 
 use crate::Memory;
 use wire::ids::NodeId;
 
-/// Number of counters. Flows with the same counter are treated as one, so that some frames are
+/// Number of counters. Flows that share a counter are treated as one flow, so that some frames are
 /// announced unnecessarily.
 const COUNTERS: usize = 256;
 
@@ -14,8 +14,8 @@ const COUNTERS: usize = 256;
 pub(super) struct FlowIndex(u8);
 
 impl FlowIndex {
-    /// Returns the counter of a flow to `node`. `flow` is any number that all frames of the flow
-    /// share.
+    /// Returns the index of the counter of a flow to `node`. `flow` is any number that is equal for
+    /// all frames of the flow.
     pub(super) fn new(node: NodeId, flow: u32) -> Self {
         // Fibonacci hashing.
         let mixed = (flow ^ (u32::from(node.0) << 16)).wrapping_mul(0x9E37_79B9);

@@ -2,22 +2,23 @@
 //! Lagging peers: peers that fetch frames late, but not late enough for the frames to count as
 //! stalled.
 //!
-//! A peer that needs nearly that time for each frame would occupy its part of the frames in flight,
-//! and stop the queue that all peers share, nearly all of the time. A lagging peer is therefore
-//! limited while frames for other peers are sent. Without other traffic a lagging peer has no
-//! limit, and its senders wait for it.
+//! Without a limit, a peer that needs nearly [`Limits::stall`](super::Limits::stall) for each frame
+//! would occupy many of the slots for frames in flight. It would also stop the transmit queue,
+//! which all peers share, nearly all of the time. A lagging peer is therefore limited while frames
+//! for other peers are sent. Without traffic to other peers, a lagging peer has no limit, and its
+//! senders wait for it.
 
 use crate::{base::slots::Slots, Memory, Time};
 use wire::ids::NodeId;
 
-/// Maximum number of lagging peers. A further one replaces the peer that was late longest ago.
+/// Maximum number of lagging peers. A further lagging peer replaces the one whose last late frame
+/// is the oldest.
 const PEERS: u16 = 64;
 
 /// Times at which peers last fetched a frame late.
 pub(super) struct Lagging<M: Memory> {
     late: Slots<M, Time>,
-    /// The peer of the last frame, and the last other peer before it, with the times of these
-    /// frames.
+    /// Destination and time of the last frame, and of the last frame to any other peer before it.
     sent: [Option<(NodeId, Time)>; 2],
 }
 
@@ -45,7 +46,7 @@ impl<M: Memory> Lagging<M> {
         sent.any(|(other, at)| *other != node && now.since(*at) < time)
     }
 
-    /// Records that `node` is late with a frame.
+    /// Records that `node` fetched a frame late.
     pub(super) fn note(&mut self, node: NodeId, now: Time) {
         let key = u64::from(node.0);
         if self.late.get(key) == Some(&now) {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Rendezvous of EXT-Eth: the sender announces a frame, and the receiver fetches it with one GET.
-//! Both NICs report the end by a notification that names the address of the last fragment (EXT §4,
-//! docs/eth-protocol.md).
+//! The NICs of both nodes report the end of the GET by a notification with the address of the last
+//! fragment (EXT §4, docs/eth-protocol.md).
 //!
 //! [`Sender`] is the table of announced frames at the sender. States of a frame ([`FlightState`]):
 //!
 //! * `Announced`: the peer may fetch the frame.
 //! * `Stalled`: the peer did not fetch the frame within [`Limits::stall`]. The frame does not count
-//!   as in flight, and the peer gets few further frames.
+//!   as in flight any more, and the number of further frames to the peer is limited.
 //! * `GivenUp`: the peer did not fetch the frame within [`Limits::timeout`], or reports that it
 //!   dropped it. The memory remains mapped and unchanged for [`Limits::quarantine`], because a GET
 //!   may still read it.
-//! * `Ended`: fetched, failed or expired; the memory belongs to the caller.
+//! * `Ended`: the frame was fetched, its GET failed, or its quarantine has expired. The memory
+//!   belongs to the caller again.
 //!
 //! The driver calls [`Sender::admit`] and [`Sender::announce`] for each frame, [`Sender::notified`]
 //! for responder notifications, [`Sender::dropped`] if a peer reports a dropped frame, and
@@ -19,14 +20,15 @@
 //!
 //! [`Waiting`] and [`Fetches`] belong to the receiver. States of an announcement ([`FetchState`]):
 //!
-//! * `Waiting`: in the queue [`Waiting`], which the receive path owns.
+//! * `Waiting`: the announcement is in the queue [`Waiting`], which the receive path owns.
 //! * `Fetching`: the GET is posted, and the announcement is in the table [`Fetches`], which the
 //!   receive path shares with the context that processes notifications.
-//! * `Discarding`: the same, but the GET writes to the scratch buffer. It only releases the
-//!   sender's memory; the frame is lost.
+//! * `Discarding`: like `Fetching`, but the GET writes to the scratch buffer. The GET only releases
+//!   the sender's memory, and the frame is lost.
 //! * `Lost`: the GET was not answered within [`Limits::timeout`]. The buffer remains mapped for
 //!   [`Limits::quarantine`], because data may still arrive.
-//! * `Ended`: arrived, failed, refused or expired.
+//! * `Ended`: the frame has arrived, the GET failed, the announcement was refused, or the
+//!   quarantine has expired.
 //!
 //! The driver calls [`Waiting::push`] for each announcement, [`Waiting::pump`] when a GET may have
 //! become possible, [`Fetches::notified`] for completer notifications, and [`Fetches::age`]
@@ -36,12 +38,13 @@
 //!
 //! * Memory that a GET may still read or write is not freed. It remains in quarantine for
 //!   [`Limits::quarantine`].
-//! * Only the peer of a transfer can end it.
+//! * A transfer ends only by a notification or report of its own peer. Notifications of other peers
+//!   are ignored.
 //! * A fetched frame is valid only if all of its packets have arrived. The owner of the buffers
 //!   checks this with validity tags ([`crate::base::validity`]). An incomplete frame cannot be
 //!   fetched again, because its sender reuses the memory after the notification.
-//! * A peer that does not answer may occupy only a part of the tables, and transfers with other
-//!   peers do not wait for it.
+//! * A peer that does not answer may occupy only a limited number of slots in the tables. Transfers
+//!   with other peers do not wait for it.
 
 mod flows;
 mod lagging;
@@ -63,7 +66,7 @@ pub trait Buffer {
     fn address(&self) -> u64;
 }
 
-/// Times and maxima. Times are in ticks.
+/// Time limits in ticks, and maximum numbers of transfers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Time after which an announced frame or a GET counts as stalled.
@@ -79,41 +82,42 @@ pub struct Limits {
     /// `timeout`.
     pub quarantine: u64,
     /// Time after which an announcement without memory is fetched to the scratch buffer and
-    /// discarded. After the same time without an answer, a source may have only `slow_waiting`
+    /// discarded. A source that has sent no answer for this time may have only `slow_waiting`
     /// announcements waiting.
     pub patience: u64,
-    /// Maximum number of announced frames in flight, stalled ones not counted.
+    /// Maximum number of announced frames in flight. Stalled frames do not count.
     pub flight: usize,
     /// Maximum number of announced frames in flight to a stalled peer, or an eighth of `flight` if
-    /// that is less. A peer is stalled while frames to it are stalled, or since some were given up
-    /// without an answer after that. A stalled peer that fetches again may have this number of
-    /// further frames. A lagging peer may have the maximum of this number and a quarter of
-    /// `flight`, all lagging peers together twice that, while frames for other peers are sent.
+    /// that is less. A peer is stalled while frames to it are stalled. It remains stalled if frames
+    /// were given up and it has answered none since then. A stalled peer that fetches again may
+    /// have this number of further frames. While frames for other peers are sent, a lagging peer
+    /// may have the maximum of this number and a quarter of `flight`. All lagging peers together
+    /// may have twice that.
     pub stalled_peer: usize,
-    /// Maximum number of GETs in flight, stalled ones not counted.
+    /// Maximum number of GETs in flight. Stalled GETs do not count.
     pub fetches: usize,
     /// Maximum number of GETs in flight from one source.
     pub source: usize,
-    /// Maximum number of GETs in flight from a source that has not answered a GET yet, or has left
-    /// some without answer.
+    /// Maximum number of GETs in flight from a source that has not answered any GET yet, or has
+    /// lost GETs.
     pub lossy_source: usize,
     /// Maximum number of waiting announcements of one source.
     pub waiting: usize,
-    /// Maximum number of waiting announcements of a source that does not answer, and of any
-    /// source's announcements that will be discarded.
+    /// Maximum number of waiting announcements of a source that does not answer. For every source,
+    /// it is also the maximum number of waiting announcements that will be discarded.
     pub slow_waiting: usize,
 }
 
-/// Returns the minimum of [`Limits::quarantine`] for announced frames in ms, for a time-out of
-/// `timeout` ms. Peers post GETs for announcements that are up to twice their time-out old. A
-/// posted GET arrives within 5 s or never.
+/// Returns the minimum value of [`Limits::quarantine`] for announced frames in ms, if the time-out
+/// is `timeout` ms. Peers post GETs for announcements that are up to twice their time-out old. A
+/// GET arrives at most 5 s after it was posted.
 #[must_use]
 pub const fn shortest_quarantine_ms(timeout: u32) -> u32 {
     timeout.saturating_add(5_000)
 }
 
-/// Record of the transfers with one peer. A transfer is an announced frame (at the sender) or a GET
-/// (at the receiver).
+/// Statistics of the transfers with one peer. A transfer is an announced frame (at the sender) or a
+/// GET (at the receiver).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct PeerStats {
     /// Transfers that are not given up.
@@ -125,10 +129,11 @@ struct PeerStats {
     /// The peer has answered no transfer since one was given up.
     unresponsive: bool,
     /// Generation of transfers. Receiver: number of times that the peer became unresponsive.
-    /// Sender: number of times that the peer stalled, or fetched again after that.
+    /// Sender: number of times that the peer stalled, plus the number of times that it fetched
+    /// again afterwards.
     generation: u32,
-    /// Transfers among `open` of earlier generations. They reveal nothing about the current state
-    /// of the peer.
+    /// Transfers among `open` of earlier generations. Their results say nothing about the current
+    /// state of the peer.
     open_earlier: usize,
     /// Sender: the peer has fetched a frame of the current generation, and no frame of this
     /// generation has stalled since then.
@@ -138,13 +143,14 @@ struct PeerStats {
     stall_excused: bool,
     /// The peer has answered a transfer.
     answered: bool,
-    /// Receiver: time of the last answer, or at which a GET was posted while none of this
-    /// generation was open. Sender: time of the last announcement.
+    /// Receiver: time of the last answer, or time at which a GET was posted while no other GET of
+    /// this generation was open. Sender: time of the last announcement.
     progress: Time,
 }
 
 impl PeerStats {
-    /// Returns true if the peer is stalled: transfers are stalled, or the last ones were given up.
+    /// Returns true if the peer is stalled: one of its transfers is stalled, or it has answered
+    /// none since one was given up.
     fn is_stalled(&self) -> bool {
         self.stalled > 0 || self.unresponsive
     }
@@ -167,10 +173,11 @@ impl PeerStats {
         self.stalled += 1;
     }
 
-    /// Records that the peer has fetched a frame of `generation`; `None` if the frame was
-    /// given up before. The first fetch of a frame that was announced while the peer was stalled
-    /// begins a new generation, because the frames that are stalled by then may be lost. This
-    /// happens once per stall; otherwise the peer could leave any number of frames stalled.
+    /// Records that the peer has fetched a frame of `generation`; `None` if the frame was given up
+    /// before. The first fetch of a frame that was announced while the peer was stalled begins a
+    /// new generation, because the frames that are still stalled may be lost. Only the first such
+    /// fetch after a stall begins a generation; otherwise the peer could leave any number of frames
+    /// stalled.
     fn fetches(&mut self, generation: Option<u32>) {
         self.unresponsive = false;
         if generation == Some(self.generation) {
@@ -198,16 +205,16 @@ impl PeerStats {
         }
     }
 
-    /// Records an answer. Other transfers of earlier generations may still be lost.
+    /// Records an answer of the peer. Other transfers of earlier generations may still be lost.
     fn answers(&mut self, now: Time) {
         self.unresponsive = false;
         self.answered = true;
         self.progress = now;
     }
 
-    /// Records that a transfer was given up. The first one begins a new generation, because the
-    /// others may be lost too: after a short link failure, the time-outs of the lost transfers
-    /// follow one after the other.
+    /// Records that a transfer was given up. The first such transfer begins a new generation,
+    /// because the other open transfers may be lost too. After a short link failure, for example,
+    /// the lost transfers time out one after the other.
     fn lost(&mut self) {
         self.lost += 1;
         if !self.unresponsive {
@@ -217,7 +224,7 @@ impl PeerStats {
     }
 }
 
-/// Records of all peers that have transfers.
+/// Statistics of all peers that have transfers.
 struct Peers<M: Memory> {
     stats: Slots<M, PeerStats>,
     /// Number of open transfers of stalled peers.
@@ -225,7 +232,7 @@ struct Peers<M: Memory> {
 }
 
 impl<M: Memory> Peers<M> {
-    /// Creates records for up to `transfers` transfers, each of which may have its own peer.
+    /// Creates statistics for up to `transfers` transfers, each of which may have a different peer.
     fn new(transfers: u16) -> Result<Self, M::Error> {
         Ok(Self {
             stats: Slots::new(transfers)?,
@@ -245,7 +252,8 @@ impl<M: Memory> Peers<M> {
         self.stalled_open
     }
 
-    /// Changes the record of a peer. Removes the record if the peer has no transfers any more.
+    /// Changes the statistics of a peer. Removes the statistics when the peer has no transfers any
+    /// more.
     fn update(&mut self, node: NodeId, f: impl FnOnce(&mut PeerStats)) {
         let key = u64::from(node.0);
         if self.stats.get(key).is_none() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The table of posted GETs at the receiver. The receive path shares it with the context that
-//! processes notifications.
+//! Table of posted GETs at the receiver. The receive path shares it with the context that processes
+//! notifications.
 
 use super::{Buffer, Limits, Peers};
 use crate::{
@@ -79,11 +79,11 @@ pub trait FetchPort {
     ///
     /// # Errors
     ///
-    /// The resources are not available.
+    /// Returns the reason for which the resources are not available.
     fn reserve(&mut self) -> Result<(), TransportError>;
     /// Allocates a buffer for `len` bytes. Returns `None` if no memory is available.
     fn buffer(&mut self, len: u32) -> Option<Self::Buffer>;
-    /// Takes back a buffer that was not used.
+    /// Returns an unused buffer to the port.
     fn give_back(&mut self, buffer: Self::Buffer) {
         drop(buffer);
     }
@@ -91,7 +91,7 @@ pub trait FetchPort {
     ///
     /// # Errors
     ///
-    /// The GET was not posted.
+    /// Returns the reason for which the GET was not posted.
     fn get(
         &mut self,
         from: NodeId,
@@ -103,7 +103,7 @@ pub trait FetchPort {
 
 struct Fetch<B> {
     buffer: B,
-    /// `buffer` is the scratch buffer.
+    /// True if `buffer` is the scratch buffer.
     scratch: bool,
     node: NodeId,
     /// Size field of the expected notification.
@@ -112,26 +112,26 @@ struct Fetch<B> {
     since: Time,
     /// Generation of the source's transfers when the GET was posted.
     generation: u32,
-    /// Last time at which the port had not sent the GET.
+    /// Last known time at which the port had not sent the GET yet.
     last_unsent: Time,
     state: FetchState,
-    /// The GET is stalled, and does not count as in flight.
+    /// True if the GET is stalled, so that it does not count as in flight.
     stalled: bool,
 }
 
 /// Decision about a further GET from a source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allowed {
-    /// The GET may be posted now.
+    /// The caller may post the GET now.
     Yes,
     /// The GET must wait for other GETs from the same source.
     Later {
-        /// The source has answered nothing for [`Limits::patience`].
+        /// True if the source has answered nothing for [`Limits::patience`].
         slow: bool,
     },
     /// The GET must wait for GETs from other sources.
     Full,
-    /// The GET is refused: the source has this number of GETs in flight or without answer.
+    /// The GET is refused because the source has this number of GETs in flight or without answer.
     No(usize),
 }
 
@@ -139,39 +139,39 @@ pub enum Allowed {
 /// without holding its lock.
 #[derive(Debug)]
 pub enum Fetched<B> {
-    /// The frame of this node.
+    /// The frame has arrived; buffer, source node and position.
     Frame(B, NodeId, Option<Ticket>),
     /// The frame was discarded.
     Discarded(Option<Ticket>),
     /// The GET failed with these error bits.
     Failed(Option<B>, u8, Option<Ticket>),
-    /// The GET was lost before.
+    /// An answer to a GET that was counted as lost before.
     Late(Option<B>),
     /// No GET from this peer matches the notification.
     Unmatched,
 }
 
-/// GETs in flight and lost, by the address of their last fragment.
+/// Table of GETs in flight and lost GETs, by the address of their last fragment.
 pub struct Fetches<M: Memory, B> {
     fetches: Slots<M, Fetch<B>>,
     sources: Peers<M>,
-    /// Number of lost GETs, which were not answered in time.
+    /// Number of lost GETs in the table.
     lost: usize,
     /// Number of stalled GETs that are not lost.
     stalled: usize,
     /// Buffer for frames that are discarded; `None` while in use.
     scratch: Option<B>,
-    /// Node whose frame uses the scratch buffer, and since when.
+    /// Node whose frame uses the scratch buffer, and the time at which this use began.
     scratch_for: Option<(NodeId, Time)>,
     counts: Counts<FetchState>,
 }
 
 impl<M: Memory, B: Buffer> Fetches<M, B> {
-    /// Creates a table for `flight` GETs in flight and `lost` lost ones.
+    /// Creates a table for `flight` GETs in flight and `lost` lost GETs.
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(flight: u16, lost: u16) -> Result<Self, M::Error> {
         Ok(Self {
             fetches: Slots::new(flight.saturating_add(lost))?,
@@ -184,7 +184,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         })
     }
 
-    /// Returns the number of GETs, lost ones included.
+    /// Returns the number of GETs, including lost GETs.
     pub fn len(&self) -> usize {
         self.fetches.len()
     }
@@ -204,7 +204,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         self.lost
     }
 
-    /// Returns how often each transition was made.
+    /// Returns the number of times that each transition was made.
     pub fn counts(&self) -> &Counts<FetchState> {
         &self.counts
     }
@@ -221,18 +221,19 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
 
     /// Decides whether a frame of this source may be fetched.
     ///
-    /// A GET without answer keeps its slot for `timeout` and `quarantine`. These limits apply:
+    /// A GET without answer keeps its slot until `timeout` and then `quarantine` have passed. These
+    /// limits apply:
     ///
-    /// * A source that has not answered any GET so far, or has lost GETs, gets up to
-    ///   [`Limits::lossy_source`] GETs, and not more than an eighth of the free slots.
-    /// * A source that has not answered since a GET was lost gets one GET at a time, while more
+    /// * A source that has not answered any GET so far, or has lost GETs, may have up to
+    ///   [`Limits::lossy_source`] GETs, but not more than an eighth of the free slots.
+    /// * A source that has not answered since a GET was lost may have one GET at a time, while more
     ///   than an eighth of all slots is free. This GET shows whether the source answers again.
     ///   Earlier GETs of the source do not count in this limit. The total of its lost GETs and GETs
     ///   in flight is at most one more than `source` and `lossy_source`. Its slots become free only
     ///   at the end of a quarantine.
-    /// * While any GETs are stalled or lost, a source gets up to a quarter of the free slots.
+    /// * While any GETs are stalled or lost, a source may have up to a quarter of the free slots.
     /// * Otherwise each source leaves a quarter of the remaining GETs to other sources, so that two
-    ///   sources that answer late cannot occupy all.
+    ///   sources that answer late cannot occupy all GETs.
     pub fn allowed(&self, clock: &impl Clock, node: NodeId, limits: &Limits) -> Allowed {
         let source = self.sources.get(node);
         let all = source.open + source.lost;
@@ -278,9 +279,9 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     ///
     /// # Errors
     ///
-    /// `None` if the buffer is in use. A number if `node` may not have the buffer, because it has
-    /// not answered since a GET was lost, or a stalled GET of this node uses the buffer. The number
-    /// counts its GETs in flight or without answer.
+    /// Returns `None` if the buffer is in use. Returns the number of GETs of `node` in flight or
+    /// without answer if `node` may not have the buffer. This is so if `node` has not answered
+    /// since a GET was lost, or if a stalled GET of `node` uses the buffer.
     pub(super) fn claim_scratch(
         &mut self,
         node: NodeId,
@@ -317,7 +318,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     ///
     /// # Errors
     ///
-    /// The table is full. Returns the buffer, unless it is the scratch buffer.
+    /// Returns the buffer if the table is full, unless it is the scratch buffer.
     pub(super) fn begin(
         &mut self,
         node: NodeId,
@@ -374,8 +375,8 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         Ok(())
     }
 
-    /// Removes a GET after an event. Returns its previous state, and its buffer unless it is the
-    /// scratch buffer, which is free again.
+    /// Removes a GET after an event. Returns its previous state and its buffer. Does not return the
+    /// scratch buffer, but marks it as free.
     fn end(&mut self, key: u64, event: FetchEvent) -> Option<(FetchState, NodeId, Option<B>)> {
         let state = self.fetches.get(key)?.state;
         let mut next = state;
@@ -425,8 +426,8 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     /// Processes time-outs: marks stalled and lost GETs, and calls `free` for memory at the end of
     /// its quarantine. Returns a source with the number of GETs lost.
     ///
-    /// The port has posted all GETs that it got before `posted_before`. Later GETs keep their
-    /// memory, and their sources are not blamed before the GETs are lost.
+    /// The port has sent all GETs that were posted before `posted_before`. GETs that were posted
+    /// later keep their memory, and do not count against their sources until they are lost.
     pub fn age(
         &mut self,
         clock: &impl Clock,
@@ -444,7 +445,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             };
             let age = now.since(f.since);
             if age < limits.stall {
-                // All further GETs are younger.
+                // All remaining GETs are younger.
                 break;
             }
             if f.state != FetchState::Lost && age < limits.timeout {
@@ -502,7 +503,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
     ///
     /// # Errors
     ///
-    /// The invariant that is violated.
+    /// Returns a description of the violated invariant.
     pub fn check(&mut self) -> Result<(), &'static str> {
         let (mut lost, mut stalled, mut scratch) = (0, 0, 0);
         self.fetches.for_each_mut(|_, f| {
@@ -519,9 +520,9 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         });
         match () {
             () if self.counts.impossible() != 0 => Err("an impossible transition"),
-            () if lost != self.lost => Err("wrong number of fetches lost"),
-            () if stalled != self.stalled => Err("wrong number of late fetches"),
-            () if by_source != stalled => Err("late fetches are held against the wrong source"),
+            () if lost != self.lost => Err("wrong number of lost GETs"),
+            () if stalled != self.stalled => Err("wrong number of stalled GETs"),
+            () if by_source != stalled => Err("the stalled GETs of the sources do not add up to the total"),
             () if !valid => Err("a source has more GETs of earlier generations than GETs"),
             () if scratch != usize::from(self.scratch_for.is_some()) => {
                 Err("the scratch buffer is in use without a GET")

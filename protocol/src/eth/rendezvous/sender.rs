@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The table of announced frames at the sender.
+//! Table of announced frames at the sender.
 
 use super::{
     flows::{FlowIndex, Flows},
@@ -79,7 +79,7 @@ pub trait AnnouncePort {
     ///
     /// # Errors
     ///
-    /// The announcement was not sent.
+    /// Returns the reason for which the announcement was not sent.
     fn announce(&mut self, to: NodeId, announcement: &Announcement) -> Result<(), TransportError>;
 }
 
@@ -91,9 +91,9 @@ struct Flight<B> {
     last: u32,
     /// Time at which the frame was announced or given up.
     since: Time,
-    /// Generation of the peer's transfers at that time.
+    /// Generation of the peer's transfers at the time `since`.
     generation: u32,
-    /// Last time at which the port had not sent the announcement for long.
+    /// Last time at which the port had left the announcement unsent for half of [`Limits::stall`].
     last_unsent: Time,
     state: FlightState,
 }
@@ -103,11 +103,11 @@ struct Flight<B> {
 pub enum Admitted {
     /// Announce the frame now.
     Yes {
-        /// The peer is neither stalled nor lagging. A frame for any other peer must not count in
-        /// limits that all peers share.
+        /// True if the peer is neither stalled nor lagging. A frame to a stalled or lagging peer
+        /// must not count in limits that all peers share.
         prompt: bool,
     },
-    /// Announce the frame when others have ended.
+    /// Announce the frame when other frames have ended.
     Later,
     /// Do not announce the frame: the peer is stalled or lagging, and has this number of frames in
     /// flight.
@@ -130,7 +130,7 @@ pub enum Ended<B> {
     Fetched(B),
     /// The peer's GET failed with these error bits.
     Failed(B, u8),
-    /// The frame was given up before.
+    /// The frame had been given up before the peer fetched it.
     Late(B),
     /// No frame of this peer matches the notification.
     Unmatched,
@@ -149,11 +149,11 @@ pub struct Sender<M: Memory, B> {
 }
 
 impl<M: Memory, B: Buffer> Sender<M, B> {
-    /// Creates a table for `flight` frames in flight and `quarantine` frames that were given up.
+    /// Creates a table for `flight` frames in flight and `quarantine` frames in quarantine.
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(flight: u16, quarantine: u16) -> Result<Self, M::Error> {
         Ok(Self {
             flights: Slots::new(flight.saturating_add(quarantine))?,
@@ -187,7 +187,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         self.flights.is_empty()
     }
 
-    /// Returns how often each transition was made.
+    /// Returns the number of times that each transition was made.
     pub fn counts(&self) -> &Counts<FlightState> {
         &self.counts
     }
@@ -198,8 +198,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         self.lagging.sends(node, clock.now());
     }
 
-    /// Returns true if announced frames of this flow to `node` are in flight, stalled ones not
-    /// counted. Frames that are sent in messages now overtake them.
+    /// Returns true if announced frames of this flow to `node` are in flight. Stalled frames do not
+    /// count. Frames that are sent in messages now would overtake them.
     pub fn flow_in_flight(&self, node: NodeId, flow: u32) -> bool {
         self.flows.in_flight(FlowIndex::new(node, flow))
     }
@@ -209,19 +209,19 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     /// Stalled frames do not count as in flight, so that they do not stop frames to other peers.
     /// They still occupy slots until the end of their quarantine. These limits apply:
     ///
-    /// * Each peer gets up to three quarters of [`Limits::flight`], and up to half of the free
+    /// * Each peer may have up to three quarters of [`Limits::flight`], and up to half of the free
     ///   slots.
-    /// * A stalled peer gets up to [`Limits::stalled_peer`] frames, and all stalled peers together
-    ///   up to half of `flight`. The first frame of a peer shows whether it fetches again; all
-    ///   further ones must fit into the quarantine.
-    /// * In addition, a stalled peer gets one frame at a time at growing intervals
+    /// * A stalled peer may have up to [`Limits::stalled_peer`] frames, and all stalled peers
+    ///   together up to half of `flight`. The first frame shows whether the peer fetches again. All
+    ///   further frames must fit into the free slots of the quarantine.
+    /// * In addition, a stalled peer may have one more frame at a time, at growing intervals
     ///   ([`Self::may_probe`]). After the peer has fetched a frame that was announced while it was
     ///   stalled, frames that were stalled before do not count any more.
-    /// * A stalled peer that has exhausted its part of the quarantine gets a quarter of
-    ///   `stalled_peer`.
-    /// * A lagging peer gets a part of `flight` while frames for other peers are sent
-    ///   ([`Sender::sends`]), so that these do not wait for it.
-    /// * When only the last eighth of all slots is free, each peer gets one frame at a time.
+    /// * A stalled peer that occupies its maximum number of slots in the quarantine may have a
+    ///   quarter of `stalled_peer`.
+    /// * A lagging peer may have only a fraction of `flight` while frames for other peers are sent
+    ///   ([`Sender::sends`]), so that these frames do not wait for it.
+    /// * When less than an eighth of all slots is free, each peer may have one frame at a time.
     ///
     /// A frame without a slot is refused instead of delayed, because a slot in quarantine becomes
     /// free only after a long time.
@@ -243,8 +243,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 fits && (peer.fetches_again || self.peers.stalled_open() < limits.flight / 2);
             let further = within_bound || self.may_probe(&peer, bound, now, limits);
             let kept = self.given_up + self.peers.stalled_open() < self.quarantine;
-            // Frames in flight to stalled peers may occupy half of `flight`; those that are stalled
-            // themselves do not count.
+            // Frames in flight to stalled peers may occupy half of `flight`. Frames that are
+            // stalled themselves do not count.
             let in_flight = self.peers.stalled_open().saturating_sub(self.stalled);
             let has_room = room > reserve && in_flight < (limits.flight / 2).max(1);
             if !(has_room && (peer.open == 0 || further && kept)) {
@@ -264,14 +264,16 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         if self.in_flight() >= limits.flight {
             return Admitted::Later;
         }
-        // No frame waits for a slot, because slots become free only at the end of a quarantine.
+        // Refuse the frame instead of delaying it, because slots become free only at the end of a
+        // quarantine.
         let free = room.saturating_sub(reserve);
         if room == 0 || (free == 0 && peer.open > 0) {
             return Admitted::No(peer.open);
         }
         let share = (limits.flight - limits.flight / 4).min(free / 2).max(1);
         if peer.is_stalled() {
-            // The number of stalled frames is limited above, and they may remain stalled for long.
+            // Only recent frames count here. The number of stalled frames is limited above, and
+            // frames may remain stalled for long.
             if peer.recent() >= share {
                 return Admitted::No(peer.open);
             }
@@ -284,13 +286,13 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     }
 
     /// Returns true if a stalled peer may get one frame more than `few`, which shows whether the
-    /// peer fetches again. All of its frames must be stalled, and its part of the quarantine must
-    /// not be exhausted. The frame is permitted if the peer has fetched such a frame, or if it has
-    /// made no progress for a pause. The pause is [`Limits::stall`], doubled for each such frame,
-    /// up to a quarter of the time-out.
+    /// peer fetches again. All of its frames must be stalled, and it must have less than its
+    /// maximum number of slots in the quarantine. The frame is permitted if the peer has fetched
+    /// such an additional frame, or if it has made no progress for a pause. The pause is
+    /// [`Limits::stall`], doubled for each additional frame, up to a quarter of the time-out.
     fn may_probe(&self, peer: &PeerStats, few: usize, now: Time, limits: &Limits) -> bool {
         let longest = limits.stall.max(limits.timeout / 4);
-        // Frames within the peer's normal limit do not count as attempts.
+        // Only frames beyond the first `few` frames count as attempts.
         let tries = peer.recent().min(peer.open.saturating_sub(few));
         let pause = (limits.stall << tries.min(16)).min(longest);
         !self.quarantine_exhausted(peer)
@@ -298,17 +300,18 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
             && (peer.fetches_again || now.since(peer.progress) >= pause)
     }
 
-    /// Returns true if the peer has a quarter or more of the remaining quarantine.
+    /// Returns true if the peer has its maximum of frames in quarantine: a quarter of the remaining
+    /// slots, or more.
     fn quarantine_exhausted(&self, peer: &PeerStats) -> bool {
         peer.lost >= self.quarantine.saturating_sub(self.given_up) / 4
     }
 
-    /// Announces a frame of `len` bytes that [`Sender::admit`] has allowed. Frames with the same
-    /// `flow` must not overtake each other.
+    /// Announces a frame of `len` bytes that [`Sender::admit`] has allowed. `flow` is equal for all
+    /// frames that must not overtake each other.
     ///
     /// # Errors
     ///
-    /// The buffer and the reason.
+    /// Returns the buffer, and the reason for which the frame was not announced.
     pub fn announce(
         &mut self,
         clock: &impl Clock,
@@ -353,11 +356,11 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         let Err(refused) = port.announce(node, &announcement) else {
             return Ok(());
         };
-        // The peer did not get the announcement.
+        // The peer did not receive the announcement.
         self.peers.update(node, |p| p.progress = progress);
         match self.end(key, FlightEvent::NotSent) {
             Some((_, f)) => Err((f.buffer, Unsent::Refused(refused))),
-            // Cannot happen: the entry was inserted above.
+            // Unreachable: the entry was inserted above.
             None => Ok(()),
         }
     }
@@ -388,7 +391,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
 
     /// Processes a responder notification.
     pub fn notified(&mut self, clock: &impl Clock, limits: &Limits, c: &Completion) -> Ended<B> {
-        // A GET of this peer for other memory may end at the same address.
+        // Compare the size too, because a GET of this peer for other memory may end at the same
+        // address.
         let is_it = |f: &&Flight<B>| f.node == c.peer && (c.error != 0 || f.last == c.last);
         let flight = self.flights.get(c.key).filter(is_it);
         let Some(f) = flight else {
@@ -415,9 +419,9 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
 
     /// Processes the report of `node` that it dropped the frame at `address`. Returns false if no
     /// such frame is in flight. The frame is given up and goes into quarantine, because its GET may
-    /// be under way. If the peer has its part of the quarantine already, the frame is stalled
-    /// instead until its time-out: otherwise a peer could fill the quarantine with each frame that
-    /// it gets. Calls `stalled` for a frame that was not stalled before.
+    /// be in flight. If the peer has its maximum number of frames in quarantine, the frame is
+    /// stalled until its time-out instead. Otherwise a peer could fill the quarantine by reporting
+    /// each frame as dropped. Calls `stalled` for a frame that was not stalled before.
     pub fn dropped(
         &mut self,
         clock: &impl Clock,
@@ -467,15 +471,14 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         true
     }
 
-    /// Processes time-outs. Calls `stalled` for each frame that is stalled now; its result is false
-    /// if it cannot process another one. Gives up frames after their time-out, and calls `free` for
-    /// memory at the end of its quarantine. While the quarantine is full, frames remain stalled
-    /// after their time-out. Returns a peer with the number of frames given up, and true if all
-    /// time-outs were processed.
-    /// The port has sent all announcements that it got before `posted_before`. Frames with later
-    /// announcements keep their memory, and their peers are not blamed before the time-out. If the
-    /// port has not sent an announcement after half of [`Limits::stall`], the time until the frame
-    /// is stalled begins again.
+    /// Processes time-outs. Calls `stalled` for each frame that becomes stalled. `stalled` returns
+    /// false if it cannot process another frame. Gives up frames after their time-out, and calls
+    /// `free` for memory at the end of its quarantine. While the quarantine is full, frames remain
+    /// stalled after their time-out. Returns a peer with the number of frames given up, and true if
+    /// all time-outs were processed. The port has sent all announcements that were posted before
+    /// `posted_before`. Frames that were announced later keep their memory, and do not count
+    /// against their peers before the time-out. If the port has not sent an announcement after half
+    /// of [`Limits::stall`], the time until the frame counts as stalled begins again.
     pub fn age(
         &mut self,
         clock: &impl Clock,
@@ -502,7 +505,8 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
                 continue;
             }
             if age < limits.lag {
-                // Other frames in flight are younger, and given-up frames after them are not older.
+                // The remaining frames in flight are younger, and the remaining given-up frames are
+                // not due yet.
                 break;
             }
             let mut waited = age;
@@ -564,7 +568,7 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
     ///
     /// # Errors
     ///
-    /// The invariant that is violated.
+    /// Returns a description of the violated invariant.
     pub fn check(&mut self) -> Result<(), &'static str> {
         let (mut given_up, mut stalled, mut in_flight) = (0, 0, 0);
         self.flights.for_each_mut(|_, f| {
@@ -599,9 +603,9 @@ impl<M: Memory, B: Buffer> Sender<M, B> {
         });
         match () {
             () if stalled_open != self.peers.stalled_open() => {
-                Err("wrong number of frames for slow peers")
+                Err("wrong number of frames to stalled peers")
             }
-            () if !right => Err("frames are counted for the wrong peer, or not as they are"),
+            () if !right => Err("the statistics of a peer do not match its frames"),
             () if self.counts.impossible() != 0 => Err("an impossible transition"),
             () if given_up != self.given_up => Err("wrong number of frames given up"),
             () if stalled != self.stalled => Err("wrong number of frames stalled"),

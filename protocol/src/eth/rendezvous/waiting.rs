@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Queue of received announcements that were not fetched yet. The receive path owns it.
+//! Queue of received announcements whose frames were not fetched yet. The receive path owns it.
 
 use super::{Allowed, Buffer, FetchEvent, FetchPort, Fetches, Limits};
 use crate::{
@@ -15,7 +15,7 @@ use wire::{
 /// A received announcement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Announced {
-    /// Node of the source.
+    /// Node that announced the frame.
     pub node: NodeId,
     /// Address and length as announced.
     pub announcement: Announcement,
@@ -31,13 +31,13 @@ pub struct Announced {
 #[derive(Clone, Copy)]
 struct Entry {
     announced: Announced,
-    /// Time before the announcement was sent.
+    /// Lower bound for the time at which the announcement was sent.
     since: Time,
     /// Time at which the announcement was read.
     read: Time,
 }
 
-/// Reason for which an announcement is not fetched.
+/// Reason for which an announced frame is not fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AnnouncementError {
     /// The source has this number of GETs in flight or without answer.
@@ -53,7 +53,7 @@ pub enum AnnouncementError {
 /// Result of a run of [`Waiting::pump`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pumped {
-    /// Number of announcements that were fetched or refused.
+    /// Number of announcements whose GET was posted, or which were refused.
     pub handled: usize,
     /// Number of announcements that still wait.
     pub remaining: usize,
@@ -65,8 +65,9 @@ enum Next {
     Posted,
     /// The announcement is refused.
     Refuse(AnnouncementError),
-    /// The announcement waits because of its own source; others may overtake it. True if no GET of
-    /// the source was answered for `patience`.
+    /// The announcement waits because of its own source, and announcements of other sources may
+    /// overtake it. The value is true if no GET of the source was answered for
+    /// [`Limits::patience`].
     Pass(bool),
     /// Memory for frames of this length is not available.
     Short(u32),
@@ -78,9 +79,10 @@ enum Next {
 #[derive(Clone, Copy, Default)]
 struct SourceCount {
     all: usize,
-    /// Announcements among `all` that are only to be discarded.
+    /// Announcements among `all` whose frames are only to be discarded.
     discards: usize,
-    /// The source loses announcements when room is made ([`Waiting::make_room`]).
+    /// True if announcements of the source may be refused when the queue is full
+    /// ([`Waiting::make_room`]).
     slow: bool,
 }
 
@@ -92,8 +94,8 @@ pub struct Waiting<M: Memory> {
     number: u64,
     /// Age bound of messages.
     age_bound: AgeBound,
-    /// Time at which the queue became full; `None` while it is not. Messages sent before have been
-    /// read.
+    /// Time at which the queue became full; `None` while it is not. All messages that were sent
+    /// before this time have been read.
     full: Option<Time>,
 }
 
@@ -102,7 +104,7 @@ impl<M: Memory> Waiting<M> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(capacity: u16) -> Result<Self, M::Error> {
         Ok(Self {
             queue: Slots::new(capacity)?,
@@ -142,8 +144,8 @@ impl<M: Memory> Waiting<M> {
     ///
     /// # Errors
     ///
-    /// [`AnnouncementError::Waiting`] if the source has too many announcements waiting, or the
-    /// queue is full.
+    /// Returns [`AnnouncementError::Waiting`] if the source has too many announcements waiting, or
+    /// the queue is full.
     pub fn push(
         &mut self,
         clock: &impl Clock,
@@ -197,10 +199,10 @@ impl<M: Memory> Waiting<M> {
     }
 
     /// Posts GETs for waiting announcements, as far as possible. An announcement that waits because
-    /// of its own source, or for memory of its size, does not delay others. The number of
-    /// announcements of a source that does not answer is limited. If the queue is full afterwards,
-    /// announcements of slow sources are refused at once, others after [`Limits::patience`],
-    /// because new messages cannot be read.
+    /// of its own source, or for memory of its size, does not delay other announcements. The number
+    /// of announcements of a source that does not answer is limited. If the queue is full
+    /// afterwards, new messages cannot be read. Announcements of stalled sources are then refused
+    /// at once, and other announcements after [`Limits::patience`].
     pub fn pump<P: FetchPort>(
         &mut self,
         fetches: &impl Shared<Fetches<M, P::Buffer>>,
@@ -253,10 +255,10 @@ impl<M: Memory> Waiting<M> {
         }
     }
 
-    /// Refuses the oldest announcements of sources that have more than an equal part of the queue,
-    /// counting one source more than there are. Applies to stalled sources, and to all sources if
-    /// messages have waited for room for `limits.patience`. Returns the number of refused
-    /// announcements.
+    /// Refuses the oldest announcements of sources that occupy too much of the queue. For n sources
+    /// with announcements, the maximum is the (n + 1)-th part of the queue. The limit applies to
+    /// stalled sources. It applies to all sources if messages have waited for a free slot for
+    /// `limits.patience`. Returns the number of refused announcements.
     fn make_room<B: Buffer>(
         &mut self,
         fetches: &impl Shared<Fetches<M, B>>,
@@ -308,7 +310,7 @@ impl<M: Memory> Waiting<M> {
     ///
     /// # Errors
     ///
-    /// The invariant that is violated.
+    /// Returns a description of the violated invariant.
     pub fn check(&mut self, limits: &Limits) -> Result<(), &'static str> {
         let (mut all, mut excess) = (0, false);
         self.sources.for_each_mut(|_, s| {
@@ -317,14 +319,15 @@ impl<M: Memory> Waiting<M> {
             true
         });
         match () {
-            () if all != self.queue.len() => Err("wrong number of announcements that wait"),
+            () if all != self.queue.len() => Err("wrong number of waiting announcements"),
             () if excess => Err("too many announcements of one source wait"),
             () => Ok(()),
         }
     }
 }
 
-/// Fetches one announced frame. `short` is the minimum length for which no memory is available.
+/// Posts the GET for one announced frame. `short` is the minimum length for which no memory is
+/// available.
 fn fetch<M: Memory, P: FetchPort>(
     entry: &Entry,
     shared: &impl Shared<Fetches<M, P::Buffer>>,
@@ -337,7 +340,7 @@ fn fetch<M: Memory, P: FetchPort>(
     let now = clock.now();
     let age = now.since(entry.since);
     // The sender keeps the memory for some time after it has given the frame up, but this node does
-    // not know how long.
+    // not know for how long.
     if age >= 2 * limits.timeout {
         return Next::Refuse(AnnouncementError::Stale);
     }

@@ -32,7 +32,7 @@ crate::flow! {
         Use,
         /// The last use ends.
         Rest,
-        /// The space has lost the memory.
+        /// The memory was unmapped or replaced in its space.
         Invalidate,
         /// The entry is needed for other memory.
         Evict,
@@ -86,7 +86,7 @@ pub(super) struct Entry<V> {
 }
 
 impl<V> Entry<V> {
-    /// Creates a free entry. `free` is the next free one.
+    /// Creates a free entry. `free` is the index of the next free entry.
     pub(super) fn new(free: u16) -> Self {
         let link = Link {
             older: NONE,
@@ -187,11 +187,11 @@ impl Tally {
         }
     }
 
-    /// Checks that `bytes` more fit after all idle entries are evicted.
+    /// Checks that an entry of `bytes` bytes fits after all idle entries are evicted.
     ///
     /// # Errors
     ///
-    /// The limit that is exceeded.
+    /// Returns the limit that is exceeded.
     pub(super) fn can_take(&self, bytes: u64, limit: u64, entries: usize) -> Result<(), Short> {
         let busy = self.bytes.saturating_sub(self.idle_bytes);
         match () {
@@ -201,7 +201,7 @@ impl Tally {
         }
     }
 
-    /// Returns true if `bytes` more fit without eviction.
+    /// Returns true if an entry of `bytes` bytes fits without eviction.
     pub(super) fn has_room(&self, bytes: u64, limit: u64, entries: usize) -> bool {
         self.entries < entries && self.bytes.saturating_add(bytes) <= limit
     }

@@ -36,7 +36,7 @@ impl Access {
     }
 }
 
-/// Limits of a cache beside the number of its entries.
+/// Limits of a cache in addition to its capacity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Maximum size of all entries in bytes.
@@ -47,7 +47,7 @@ pub struct Limits {
     pub space_entries: usize,
 }
 
-/// Use of an entry, which [`Cache::release`] ends.
+/// Token for the use of an entry. [`Cache::release`] ends the use.
 #[must_use]
 #[derive(PartialEq, Eq, Debug)]
 pub struct Hold {
@@ -60,7 +60,7 @@ pub struct Hold {
 #[derive(PartialEq, Eq, Debug)]
 pub struct Pending(pub(super) Hold);
 
-/// Reason for which memory cannot be registered in the cache: entries in use exceed a limit.
+/// Limit that prevents the registration of memory, because the entries in use exhaust the limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Refused {
     /// Maximum number of entries.
@@ -77,7 +77,7 @@ pub enum Refused {
 #[must_use]
 #[derive(PartialEq, Eq, Debug)]
 pub enum Prepared<V> {
-    /// A free entry.
+    /// An entry is reserved for the new registration.
     Ready(Pending),
     /// A registration to be revoked before the call is repeated.
     Evict(V),
@@ -94,7 +94,7 @@ pub enum Invalid<'a, V> {
     /// The registration is in use. The last [`Cache::release`] returns it, even if the caller
     /// revokes it now.
     Busy(&'a V),
-    /// The memory is being registered, which the cache will refuse.
+    /// The memory is still being registered. [`Cache::complete`] will refuse the registration.
     Pending,
 }
 

@@ -65,7 +65,7 @@ impl<M: Memory> Lender<M> {
     ///
     /// # Errors
     ///
-    /// The error of [`Memory::array`].
+    /// Returns the error of [`Memory::array`] if an allocation fails.
     pub fn new(now: Time, devices: u16, limits: &Limits, random: u64) -> Result<Self, M::Error> {
         let mut random = RandomNumbers(random);
         let incarnation = Incarnation(random.next_u64());
