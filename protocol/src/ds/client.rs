@@ -4,8 +4,8 @@
 //! The client sends [`Connect`] before TCP's SYN, so that the server knows of the request when the
 //! TCP connection arrives. TCP's handshake starts after the server's answer, or after the last
 //! unanswered question. The client then waits a short time until the server's program accepts the
-//! connection. Until it sends [`Answer::Confirm`], the client may change to TCP. Neither end sends
-//! data before this decision. The driver blocks programs that write, or stores their data.
+//! connection. Until it sends [`Answer::Confirm`], the client may change to TCP. Both ends send
+//! data only after this decision. The driver blocks programs that write, or stores their data.
 
 use super::Fallback;
 use crate::{base::flow::Flow, Time};

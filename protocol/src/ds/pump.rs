@@ -103,8 +103,8 @@ impl Stream {
 
     /// Returns whether the stream has no message to send, no GET to post and no timer to set. The
     /// driver may then skip [`Stream::pump`] after a message, and keep the current deadline. The
-    /// function checks the conditions of all actions of `act_once`. It makes `pump` unnecessary
-    /// after most messages, because they only acknowledge data.
+    /// function checks the conditions of all actions of `act_once`. The check is worthwhile because
+    /// most messages only acknowledge data, so that `pump` has no work after them.
     #[must_use]
     pub fn is_idle(&self, limits: &Limits, now: Time) -> bool {
         let control =

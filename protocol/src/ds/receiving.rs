@@ -19,21 +19,21 @@ use wire::{
 mod fetch;
 mod sink;
 
-/// Relation of received bytes to the expected number.
+/// Relation of received bytes to the expected sequence number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fit {
-    /// New bytes, behind `skip` known bytes.
+    /// The bytes are new, except `skip` known bytes at their beginning.
     Next {
         /// Number of known bytes.
         skip: u32,
         /// Number of new bytes.
         len: u32,
     },
-    /// All bytes are known.
+    /// All bytes are known already.
     Old,
-    /// Bytes before them are missing.
+    /// Earlier bytes are missing.
     Gap,
-    /// Their number is too far from the expected one.
+    /// The sequence number is too far from the expected one.
     Foreign,
 }
 
@@ -45,7 +45,7 @@ enum FetchState {
     Due,
     /// A GET is in flight.
     InFlight,
-    /// The bytes have arrived.
+    /// The bytes of the range have arrived.
     Arrived,
 }
 
@@ -59,14 +59,16 @@ struct Fetch {
     source: Option<Nla>,
     /// Offset of the destination in a reader's memory; `None` if it is the receive ring.
     sink: Option<u32>,
-    /// The reader took its memory back while the GET was in flight: the result is discarded.
+    /// True if the reader withdrew its memory while the GET was in flight. The result of the GET is
+    /// then discarded.
     discard: bool,
-    /// Second half of a divided range; it is fetched without waiting for more bytes.
+    /// True for the second half of a divided range, which is fetched without waiting for further
+    /// bytes.
     is_remainder: bool,
     state: FetchState,
     /// Time at which the GET in flight fails.
     until: Time,
-    /// Number of failures (`failed`), and of refusals by a NIC unit (`refused`).
+    /// Number of failures (`failed`), and number of rejections by a NIC unit (`refused`).
     failed: u8,
     refused: u8,
 }
@@ -74,60 +76,63 @@ struct Fetch {
 /// GET to post.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Get {
-    /// Name of the GET until its result is reported.
+    /// ID of the GET until its result is reported.
     pub id: u16,
-    /// Bytes in the peer's send ring; ignored with a `source`.
+    /// Bytes in the peer's send ring; ignored if `source` is set.
     pub from: Span,
-    /// Destination in the receive ring; ignored with a `sink`.
+    /// Destination in the receive ring; ignored if `sink` is set.
     pub to: Span,
-    /// NLA of the bytes in a source.
+    /// NLA of the bytes in a source; `None` if they are in the peer's send ring.
     pub source: Option<Nla>,
-    /// Offset of the destination in the reader's memory.
+    /// Offset of the destination in the reader's memory; `None` if the destination is the receive
+    /// ring.
     pub sink: Option<u32>,
     /// Number of earlier failures of this range.
     pub failed: u8,
 }
 
-/// Receiving direction of a stream; see `receiving.rs`.
+/// Receiving direction of a stream.
 #[derive(Debug)]
 pub struct Receiving {
     isn: Seq,
     ring: u32,
     peer_send: u32,
-    /// Maximum distance of an accepted number from the expected one, in bytes. Sources increase it.
+    /// Maximum distance of an accepted sequence number from the expected one, in bytes. Sources
+    /// increase the distance.
     near: u32,
     /// A quarter of the size of the smaller ring in bytes: the receive ring or the peer's send
     /// ring.
     quarter: u32,
-    /// All bytes before this number were received or noted in `fetches`.
+    /// All bytes before this sequence number were received, or added to `fetches`.
     known: Seq,
-    /// All bytes before this number were read.
+    /// All bytes before this sequence number were read by the program.
     read: Seq,
-    /// The end of the stream was received, with number `known` − 1.
+    /// True if the end of the stream was received. Its sequence number is `known` − 1.
     finished: bool,
     /// Last acknowledgement sent to the peer.
     sent_ack: Ack,
-    /// End of the last complete send of the peer.
+    /// End of the peer's last complete send operation.
     pushed: Seq,
-    /// Ranges that are due or in flight, in ascending order, and arrived ones between them. The
-    /// first `count` are valid.
+    /// Announced ranges in ascending order, of which the first `count` are valid. The list contains
+    /// ranges that are due or in flight, and arrived ranges between them.
     fetches: [Fetch; MAX_RANGES],
     count: usize,
-    /// Name of the next range. A ring has fewer ranges than there are names, so a name is unique.
+    /// ID of the next range. IDs are unique, because a ring has fewer ranges than there are IDs.
     ids: u16,
-    /// End of the last source. It is acknowledged as soon as all earlier bytes have arrived.
+    /// End of the last source. The end is acknowledged as soon as all earlier bytes have arrived.
     source_end: Seq,
-    /// Announced part of a source that follows `known`, and is not in `fetches`.
+    /// Announced bytes of a source that follow `known` and are not in `fetches`.
     pending: Option<Pending>,
     voids: Voids,
-    /// Start and end of the numbers that are fetched to a reader's memory.
+    /// First sequence number of the bytes that are fetched to a reader's memory, and the sequence
+    /// number after the last byte.
     sink: Option<(Seq, Seq)>,
     /// Number of bytes of sources that may still be fetched to the ring while a reader may provide
     /// a buffer; `None` if no such reader waits.
     hold: Option<u32>,
-    /// Last withdrawn source: its end, and the number of bytes before the end that were left out.
+    /// End of the last withdrawn source, and number of bytes before the end that are left out.
     cut: Option<(Seq, u32)>,
-    /// Sources are accepted.
+    /// True if sources are accepted.
     accepts_sources: bool,
 }
 
@@ -177,7 +182,7 @@ impl Receiving {
             .map_or(self.data_end(), |fetch| fetch.from)
     }
 
-    /// Returns whether unread bytes exist, including those that are still to be fetched.
+    /// Returns true if unread bytes exist, including bytes that are still to be fetched.
     #[must_use]
     pub fn has_unread(&self) -> bool {
         self.pending.is_some() || self.voids.bytes(self.read, self.data_end()) > 0
@@ -206,13 +211,13 @@ impl Receiving {
         self.voids.bytes(self.read, self.present())
     }
 
-    /// Returns whether a reader should be woken: a complete send has arrived, or a quarter of the
-    /// ring.
+    /// Returns true if a reader should be woken, because a complete send operation or a quarter of
+    /// the ring has arrived.
     #[must_use]
     pub fn is_pushed(&self) -> bool {
         let all = self.available();
         let pushed = self.read.before(self.pushed) && !self.present().before(self.pushed);
-        // A reader that waits for a source also reads a few bytes before the source.
+        // Wake a reader that waits for a source even for a few bytes before the source.
         all > 0 && (pushed || all >= self.quarter || self.hold.is_some())
     }
 
@@ -231,19 +236,21 @@ impl Receiving {
         seq.since(self.isn) & (self.ring - 1)
     }
 
-    /// Returns the number that the next message of the peer must begin with.
+    /// Returns the sequence number with which the next message of the peer must begin.
     pub(super) fn next(&self) -> Seq {
         self.pending.map_or(self.known, |source| source.end)
     }
 
-    /// Returns whether a number is close enough to the expected one to belong to this stream.
+    /// Returns true if a sequence number is close enough to the expected one to belong to this
+    /// stream.
     pub(super) fn is_near(&self, seq: Seq) -> bool {
         let next = self.next();
         let far = if seq.before(next) {
-            // The peer may repeat everything behind the last acknowledgement sent to it.
+            // The peer may repeat all bytes behind the last acknowledgement that it was sent.
             next.since(self.sent_ack.ack.min(next))
         } else if self.accepts_sources {
-            // An announcement of a source may be lost.
+            // An announcement of a source may be lost, so that the sequence number skips a whole
+            // source.
             SOURCE_MAX
         } else {
             0
@@ -251,7 +258,7 @@ impl Receiving {
         seq.distance(next).unsigned_abs() <= self.near.saturating_add(far)
     }
 
-    /// Returns the relation of `len` bytes with number `seq` to the expected number.
+    /// Returns the relation of `len` bytes that begin at `seq` to the expected sequence number.
     pub(super) fn fit(&self, seq: Seq, len: u32) -> Fit {
         if !self.is_near(seq) {
             return Fit::Foreign;
@@ -263,7 +270,8 @@ impl Receiving {
         let skip = ahead.unsigned_abs();
         match len.checked_sub(skip) {
             None | Some(0) => Fit::Old,
-            // The peer repeats them after the remainder of the pending source has room.
+            // Bytes behind a pending source are treated as a gap. The peer repeats them when the
+            // remainder of the source has been accepted.
             Some(_) if self.pending.is_some() => Fit::Gap,
             Some(len) => Fit::Next { skip, len },
         }
@@ -279,7 +287,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// Returns the room of the ring behind `known`.
+    /// Returns the number of free bytes of the ring behind `known`.
     fn room(&self) -> u32 {
         self.ring.saturating_sub(self.known.since(self.read))
     }
@@ -288,7 +296,7 @@ impl Receiving {
     ///
     /// # Errors
     ///
-    /// The ring has no room, or the stream has ended.
+    /// Returns an error if the ring has too few free bytes, or if the stream has ended.
     pub(super) fn accept(&mut self, len: u32, push: bool) -> Result<Span, Violation> {
         self.check_room(len)?;
         let span = Span {
@@ -306,12 +314,12 @@ impl Receiving {
         }
     }
 
-    /// Notes the next `len` bytes for fetching. Returns false if `fetches` is full.
+    /// Adds the next `len` bytes to the ranges to fetch. Returns false if `fetches` is full.
     ///
     /// # Errors
     ///
-    /// Like [`Receiving::accept`]. [`Violation::Ring`] if the peer's send ring cannot hold all
-    /// bytes since the last acknowledgement sent to it.
+    /// Returns the errors of [`Receiving::accept`], or [`Violation::Ring`] if the peer's send ring
+    /// cannot hold all bytes since the last acknowledgement sent to the peer.
     pub(super) fn announced(&mut self, len: u32, push: bool) -> Result<bool, Violation> {
         self.check_room(len)?;
         if self.known.plus(len).since(self.sent_ack.ack) > self.peer_send {
@@ -338,8 +346,8 @@ impl Receiving {
         self.pass();
     }
 
-    /// Skips withdrawn ranges at the read position. The ring may then have room for more of a
-    /// source.
+    /// Skips withdrawn ranges at the read position. The ring may then have free bytes for the next
+    /// bytes of a source.
     fn pass(&mut self) {
         self.read = self.voids.pass(self.read);
         self.pushed = self.pushed.max(self.read);
@@ -356,7 +364,7 @@ impl Receiving {
         let ack = if self.finished {
             ack
         } else {
-            // Withdrawn numbers may reach beyond the ring.
+            // Withdrawn ranges may reach beyond the end of the ring.
             ack.min(edge)
         };
         Ack { ack, edge }
@@ -391,7 +399,7 @@ impl Receiving {
         }
         let now = self.ack();
         if now.ack.before(self.sent_ack.ack) || now.edge.before(self.sent_ack.edge) {
-            return Err("the last acknowledgement sent exceeds the present one");
+            return Err("the last acknowledgement sent exceeds the bytes that have arrived");
         }
         let mut last = self.read;
         for f in self.fetches() {

@@ -258,8 +258,8 @@ pub(super) enum Withdrawn {
     Notify(Seq),
     /// The source was removed, and the stream ends at this sequence number.
     Removed(Seq),
-    /// Nothing remains to be done. The source was never announced, was withdrawn before, or is
-    /// acknowledged.
+    /// No further action is needed, because the source was never announced, was withdrawn before,
+    /// or is acknowledged.
     Done,
     /// An earlier withdrawal is unanswered, and the caller must retry later.
     Retry,

@@ -8,8 +8,8 @@
 //! * It accepts fragments only in tag sequence, and discards the partial frame if the sequence
 //!   breaks.
 //! * It accepts the fragment that breaks the sequence as the start of a new frame only if the
-//!   Ethernet source address in it is the address of the sending node. Otherwise it drops all
-//!   remaining fragments of the broken frame.
+//!   Ethernet source address in it is the address of the sending node. If the address differs, it
+//!   drops all remaining fragments of the broken frame.
 //! * It rejects a frame that exceeds the length limit.
 //!
 //! Tags do not reveal two kinds of loss. If the *first* fragment is lost, the remainder looks like

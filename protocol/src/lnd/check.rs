@@ -6,8 +6,8 @@ use super::{PeerState, ReceiveState, SendState};
 use crate::{base::arena::Index, Memory};
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Sets the number before the first request of later sessions, for tests of wrap-around. Both
-    /// ends need the same number.
+    /// Sets the request number after which later sessions begin to count, so that tests can cover
+    /// the wrap-around. Both ends must use the same number.
     pub fn count_from(&mut self, number: u16) {
         self.count_from = number;
     }
@@ -41,12 +41,12 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                     .get(first + usize::from(slot))
                     .and_then(|s| s.user);
                 if user != Some(at) || p.state != PeerState::Up {
-                    return Err("a message has a slot that belongs to another one");
+                    return Err("a message has a slot that belongs to another message");
                 }
             }
             let list = match send.state {
                 SendState::Sending => Some(PeerList::Transmit),
-                // Each waiting message is on a list.
+                // A message in state `Queued` is on one of two lists.
                 SendState::Queued if send.list == Some(PeerList::Later) => send.list,
                 SendState::Queued => Some(PeerList::Queue),
                 _ => None,

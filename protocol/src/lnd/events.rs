@@ -18,9 +18,9 @@ pub enum Event<T> {
     /// Payload must be fetched by GETs. The driver writes validity tags to the destination first
     /// ([`validity`](crate::base::validity)), and reports the result to [`Lnd::fetched`].
     Fetch {
-        /// Message that the payload belongs to.
+        /// Message to which the payload belongs.
         ticket: Ticket,
-        /// Node of the peer.
+        /// Node ID of the peer.
         node: NodeId,
         /// Location of the payload on that node.
         source: Source,
@@ -28,21 +28,22 @@ pub enum Event<T> {
         len: u32,
         /// Latest time to post a GET.
         post_by: Time,
-        /// Time at which unfinished GETs have failed.
+        /// Time at which unfinished GETs count as failed.
         until: Time,
     },
     /// The destination of a message's GETs must be revoked, so that no GET can write to it. The
     /// driver then calls [`Lnd::get_target_revoked`].
     RevokeTarget(Ticket),
-    /// A message with payload to fetch is finished; true if the payload is complete. The message
-    /// keeps its entry until [`Lnd::finished`], which bounds the number of such events.
+    /// A message whose payload had to be fetched is finished. The value is true if the payload is
+    /// complete. The message keeps its entry until the driver calls [`Lnd::finished`], so that the
+    /// number of such events is limited.
     Received(Ticket, bool),
-    /// The exposed memory of a message must be revoked: the peer can no longer read it, and its
-    /// address stays reserved. The driver then calls [`Lnd::revoked`].
+    /// The exposed memory of a message must be revoked, so that the peer cannot read the memory any
+    /// more. The address of the memory stays reserved. The driver then calls [`Lnd::revoked`].
     Revoke(Ticket, T),
-    /// Result of a message; its owner may use its memory again.
+    /// Result of a message. The message's owner may use its memory again.
     Sent(Ticket, T, Outcome),
-    /// The exposed address of a message may be used again; follows [`Event::Sent`].
+    /// The exposed address of a message may be used again. This event follows [`Event::Sent`].
     Released(Ticket, T),
     /// A peer is alive (true) or down.
     Peer(NodeId, bool),
@@ -172,7 +173,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.leave(peer);
     }
 
-    /// Ends a message's use of one of its peer's [`Capacity::fetches`](super::Capacity::fetches).
+    /// Ends the message's share in the number of its peer's messages with GETs
+    /// ([`Capacity::fetches`](super::Capacity::fetches)).
     fn end_fetch(&mut self, at: Index) {
         let Some(receive) = self.receives.get_mut(at) else {
             return;
@@ -188,7 +190,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             p.fetches = p.fetches.saturating_sub(1);
         }
         if waits {
-            // The timer of the peer starts the GETs of its next message.
+            // An immediate expiry of the peer's timer starts the GETs of its next message.
             self.set_next(peer, Some(Time(0)));
         }
     }
@@ -199,8 +201,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Handles up to `most` expired timers. Returns whether more may have expired; the driver then
-    /// calls it again.
+    /// Handles up to `most` expired timers. Returns true if more timers may have expired. The
+    /// driver then calls this function again.
     pub fn expire(&mut self, now: Time, most: usize) -> bool {
         for _ in 0..most {
             let due = |first: Option<(Time, u32)>| {

@@ -5,23 +5,24 @@ use super::tables::Ticket;
 use crate::{base::slots::Slots, Memory};
 use wire::ids::NodeId;
 
-/// Minimum number of copies of a peer, if the same number of entries is free.
+/// Number of copies that each peer may have regardless of the other limits, if at least as many
+/// entries are free.
 const LEAST: usize = 32;
 
 impl Ticket {
-    /// Returns the name of the message, unique until its entry was reused 2³² times. Never
-    /// `u64::MAX`.
+    /// Returns the ID of the message as a number. The number is unique until the message's entry
+    /// was reused 2³² times, and never `u64::MAX`.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.1.number()
     }
 }
 
-/// Copies of messages by name. A copy has the name of its message, because LNet may use the name
-/// before and after the copy is made.
+/// Copies of messages by ID. A copy has the ID of its message, because LNet may use the ID before
+/// and after the copy is made.
 pub struct EagerCopies<M: Memory, T> {
     copies: Slots<M, (NodeId, T)>,
-    /// Number of copies per node; only nodes with copies have an entry.
+    /// Number of copies of each node that has copies.
     nodes: Slots<M, usize>,
 }
 
@@ -52,8 +53,8 @@ impl<M: Memory, T> EagerCopies<M, T> {
     ///
     /// # Errors
     ///
-    /// The copy, if its sender has a quarter of the table, or as many copies as entries are free.
-    /// The second limit leaves free entries for other senders.
+    /// Returns the copy if its sender has a quarter of the table, or as many copies as there are
+    /// free entries. The second limit leaves free entries for other senders.
     pub fn insert(&mut self, message: u64, node: NodeId, copy: T) -> Result<(), T> {
         let room = self.copies.room();
         let quarter = (self.copies.len() + room) / 4;
@@ -68,7 +69,7 @@ impl<M: Memory, T> EagerCopies<M, T> {
             .map_err(|(_, copy)| copy)?;
         match self.nodes.get_mut(key) {
             Some(count) => *count += 1,
-            // The table has room, because each node in it has a copy.
+            // Cannot fail, because each node in this table has at least one copy.
             None => drop(self.nodes.insert(key, 1)),
         }
         Ok(())

@@ -6,7 +6,7 @@ use super::{ReceiveEvent, ReceiveState};
 use crate::{base::arena::Index, Memory, Time};
 use wire::lnd::{Form, Header, Payload, Verdict};
 
-/// Action for a message whose payload LNet requests.
+/// Action of the driver after LNet has requested the payload of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LnetAction {
     /// The driver copies the payload from the message's buffer, and calls [`Lnd::copied`].
@@ -14,9 +14,9 @@ pub enum LnetAction {
     /// The payload is fetched by [`Event::Fetch`](super::Event::Fetch), and
     /// [`Event::Received`](super::Event::Received) reports the result.
     Fetch,
-    /// The message is finished, without any payload.
+    /// The message is finished without payload.
     Done,
-    /// The payload is no longer available; the LNet message has failed.
+    /// The payload is not available any more, and the LNet message has failed.
     Lost,
 }
 
@@ -25,16 +25,16 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.receives.find(ticket.1)
     }
 
-    /// Returns a message to pass to LNet: form of its header, header, payload bytes, and whether
-    /// the payload is in the buffer.
+    /// Returns a message to pass to LNet: form of the header, header, number of payload bytes, and
+    /// true if the payload is in the buffer.
     pub fn offered(&self, ticket: Ticket) -> Option<(Form, Header, u32, bool)> {
         let receive = self.receives.get(self.receive_at(ticket)?)?;
         let inline = matches!(receive.payload, Payload::Inline(_));
         Some((receive.form, receive.header, receive.payload.len(), inline))
     }
 
-    /// Records whether LNet accepted a message. For an accepted message, [`Lnd::receive`] was
-    /// called or will be called.
+    /// Records LNet's decision about a message; `taken` is true if LNet accepted the message. For
+    /// an accepted message, [`Lnd::receive`] was called or will be called.
     pub fn parsed(&mut self, ticket: Ticket, taken: bool) {
         let Some(at) = self.receive_at(ticket) else {
             return;
@@ -63,8 +63,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.forget_receive(at, ReceiveEvent::Drop);
     }
 
-    /// Returns the action for a message of which LNet requests `wanted` payload bytes; 0 if LNet
-    /// drops it.
+    /// Returns the action for a message of which LNet requests `wanted` payload bytes. `wanted` is
+    /// 0 if LNet drops the message.
     pub fn receive(&mut self, ticket: Ticket, wanted: u32, now: Time) -> LnetAction {
         let Some(at) = self.receive_at(ticket) else {
             return LnetAction::Lost;
@@ -115,7 +115,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Frees a message after LNet was notified of [`Event::Received`](super::Event::Received).
+    /// Frees the entry of a message after LNet was notified of
+    /// [`Event::Received`](super::Event::Received).
     pub fn finished(&mut self, ticket: Ticket) {
         let Some(at) = self.receive_at(ticket) else {
             return;
@@ -128,7 +129,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
 
     /// Drops a message that LNet keeps for later (eager receive), after its payload was copied from
     /// the buffer. The message counts as accepted, and [`Lnd::parsed`] and [`Lnd::receive`] are not
-    /// needed. This frees its slot, because LNet may keep messages until further ones have arrived.
+    /// needed. The call frees the message's slot, because LNet may keep messages until further
+    /// messages have arrived.
     ///
     /// Returns false if the payload must be fetched. The message then keeps its slot until LNet
     /// requests the payload.

@@ -2,9 +2,10 @@
 //! Lustre networking (LND): the state machines of `kexlnd.ko` (docs/lnd-protocol.md).
 //!
 //! [`Lnd`] keeps the peers of a network interface and the LNet messages to and from them. An LNet
-//! message is sent as a *request*, in one or several VELO messages. The request is *answered* when
-//! the peer's LNet has it. Short payload is part of these messages. Long payload is *exposed* by
-//! the driver, and the peer fetches it by RMA GET. No other access to memory of other nodes exists.
+//! message is sent as a *request*, in one or several VELO messages. The peer *answers* the request
+//! when its LNet has received the message. Short payload is part of these messages. Long payload is
+//! *exposed* by the driver, and the peer fetches it by RMA GET. GETs are the only access to memory
+//! of other nodes.
 //!
 //! # State machines
 //!
@@ -12,10 +13,11 @@
 //!   The peer's answer begins the session (`Up`), and silence ends it (`Down`).
 //! * [`SendState`]: message to a peer. It waits for a slot of the session (`Queued`), is
 //!   transmitted (`Sending`) and awaits the answer (`Waiting`). Then its memory is revoked
-//!   (`Closing`). Without an answer it keeps its address for some time (`Resting`).
+//!   (`Closing`). If the peer has not answered, the message keeps its address for some time
+//!   (`Resting`).
 //! * [`ReceiveState`]: message from a peer. Its parts are collected (`Gathering`) and LNet decides
-//!   about it (`Offered`). Payload is then copied (`Copying`), or fetched by GETs (`Due`,
-//!   `Fetching`) and its memory revoked (`Closing`).
+//!   about it (`Offered`). The payload is then copied (`Copying`), or fetched by GETs (`Due`,
+//!   `Fetching`). After GETs, their destination is revoked (`Closing`).
 //!
 //! # Driver
 //!
@@ -27,12 +29,12 @@
 //! * It passes messages of LNet to [`Lnd::submit`].
 //! * It performs the actions of [`Lnd::next_event`] after each call, and reports their results.
 //!   Examples are [`Lnd::parsed`], [`Lnd::fetched`] and [`Lnd::revoked`].
-//! * It calls [`Lnd::pump`] after each call and when the port has room again.
+//! * It calls [`Lnd::pump`] after each call, and when the port can accept messages again.
 //! * It calls [`Lnd::expire`] at [`Lnd::next_deadline`].
 //!
-//! The owner of a sent message is notified twice. [`Event::Sent`] has the result, after the peer
-//! can no longer read the memory. [`Event::Released`] follows when the address of the memory may be
-//! used again.
+//! The owner of a sent message is notified twice. [`Event::Sent`] reports the result when the peer
+//! cannot read the memory any more. [`Event::Released`] follows when the address of the memory may
+//! be used again.
 
 mod check;
 mod dispatch;
@@ -62,7 +64,7 @@ crate::flow! {
     states PeerState {
         /// No session exists, and none is needed.
         New,
-        /// `HELLO` was sent or is due; the peer has not answered.
+        /// `HELLO` was sent or is due, and the peer has not answered.
         Greeting,
         /// A session exists.
         Up,
@@ -77,7 +79,7 @@ crate::flow! {
         Welcome,
         /// The peer used the key of a pending session, which replaces the current one.
         Adopt,
-        /// The peer sent `STALE`: it does not know the session.
+        /// The peer sent `STALE`, because it does not know the session.
         Stale,
         /// The peer does not answer, or declined the session.
         Silent,
@@ -105,22 +107,22 @@ crate::flow! {
 crate::flow! {
     /// States of a message to a peer.
     states SendState {
-        /// It waits for a session, for a free slot, or for the next try after `BUSY`.
+        /// The message waits for a session, for a free slot, or for the next attempt after `BUSY`.
         Queued,
-        /// Its parts are being sent.
+        /// Parts of the message are being sent.
         Sending,
         /// All parts were sent, and the answer is missing.
         Waiting,
-        /// Its result is known; its exposed memory is being revoked.
+        /// The result is known, and the exposed memory is being revoked.
         Closing,
-        /// Its owner was notified. The peer has not answered and may still know the address.
+        /// The owner was notified. The peer has not answered and may still know the address.
         Resting,
-        /// It is finished.
+        /// The message is finished.
         Finished,
     }
     /// Events of a message to a peer.
     events SendEvent {
-        /// It received a slot of the session.
+        /// The message received a slot of the session.
         Start,
         /// The last part was sent.
         Sent,
@@ -130,13 +132,14 @@ crate::flow! {
         Later,
         /// The peer sent a final answer.
         Answer,
-        /// It ends without an answer: deadline, end of the session or of the interface.
+        /// The message ends without an answer, because of its deadline or the end of the session or
+        /// interface.
         GiveUp,
-        /// Its memory is revoked. The peer has answered, or the request was never sent.
+        /// The memory is revoked. The peer has answered, or the request was never sent.
         Close,
-        /// Its memory is revoked, but the peer has not answered.
+        /// The memory is revoked, but the peer has not answered.
         Rest,
-        /// The peer answered, or [`Limits::memory`] has expired after the session.
+        /// The peer answered, or [`Limits::memory`] has passed since the end of the session.
         Release,
     }
     transitions {
@@ -160,30 +163,30 @@ crate::flow! {
 crate::flow! {
     /// States of a message from a peer.
     states ReceiveState {
-        /// Not all parts of it have arrived.
+        /// Some parts of the message have not arrived yet.
         Gathering,
         /// LNet has received it, and has not requested the payload.
         Offered,
-        /// The peer cancelled it, or the session ended, before LNet requested the payload.
+        /// The peer cancelled the message, or the session ended, before LNet requested the payload.
         Cancelled,
-        /// LNet's payload is being copied from the buffer of the message.
+        /// The payload is being copied from the buffer of the message.
         Copying,
         /// A GET must be posted.
         Due,
         /// A GET is in flight.
         Fetching,
-        /// Its result is known; the destination of the GETs is being revoked.
+        /// The result is known, and the destination of the GETs is being revoked.
         Closing,
-        /// It is finished.
+        /// The message is finished.
         Finished,
     }
     /// Events of a message from a peer.
     events ReceiveEvent {
         /// The last part arrived.
         Complete,
-        /// The peer cancelled it, the session ended, or its parts did not arrive in time.
+        /// The peer cancelled the message, the session ended, or some parts did not arrive in time.
         Cancel,
-        /// LNet refused it, or wants no payload.
+        /// LNet refused the message, or requests no payload.
         Drop,
         /// LNet requested payload that is in the buffer.
         Copy,
@@ -191,13 +194,13 @@ crate::flow! {
         Copied,
         /// LNet requested payload that must be fetched.
         Fetch,
-        /// A GET is to be posted by the driver.
+        /// The driver is instructed to post a GET.
         Post,
         /// The GET failed.
         Fail,
-        /// The GET brought all bytes.
+        /// The GET has fetched all bytes.
         Fetched,
-        /// The payload cannot be fetched, or the peer cancelled it.
+        /// The payload cannot be fetched, or the peer cancelled the message.
         GiveUp,
         /// The destination of the GETs is revoked.
         Close,
@@ -225,52 +228,57 @@ crate::flow! {
 pub struct Capacity {
     /// Maximum number of peers; up to 32,768.
     pub peers: u16,
-    /// Maximum number of messages to peers, including finished ones that are not answered.
+    /// Maximum number of messages to peers, including messages in state `Resting`.
     pub sends: usize,
     /// Maximum number of messages from peers.
     pub receives: usize,
-    /// Slots of a session: requests of a peer, and to a peer, at a time; 1…256.
+    /// Number of slots of a session (1…256), which is the maximum number of concurrent requests in
+    /// each direction.
     pub slots: u16,
-    /// Maximum number of one peer's messages with GETs, at least 1. This bounds the resources that
-    /// a peer occupies if its GETs never succeed.
+    /// Maximum number of one peer's messages with GETs, at least 1. The number limits the resources
+    /// that a peer occupies if GETs from it never succeed.
     pub fetches: u32,
 }
 
-/// Returns the maximum number of messages that LNet passes to an interface at a time. `credits` are
-/// those of the interface, `peer_credits` those of one peer. `cpts` is the number of CPU partitions
-/// that share the interface's credits.
+/// Returns the maximum number of messages that LNet passes to an interface at a time. `credits` is
+/// the number of credits of the interface, and `peer_credits` the number of credits of one peer.
+/// `cpts` is the number of CPU partitions that share the interface's credits.
 #[must_use]
 pub const fn max_concurrent(credits: u32, peer_credits: u32, cpts: u32) -> u32 {
     if cpts <= 1 {
         return credits;
     }
-    // Each CPT has its share, at least for eight peers, and maximum all credits.
+    // Each CPT gets an equal share of the credits, but at least the credits of eight peers, and at
+    // most all credits.
     let (part, least) = (credits / cpts, peer_credits.saturating_mul(8));
     let each = if part > least { part } else { least };
     let each = if each < credits { each } else { credits };
     each.saturating_mul(cpts)
 }
 
-/// Limits; times in ticks. docs/lnd-protocol.md describes how they depend on each other.
+/// Limits of an interface. Times are in ticks. docs/lnd-protocol.md describes how the limits depend
+/// on each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Time without an answer after which a peer is asked, doubled with each question up to
-    /// `ask_most`.
+    /// Time without an answer after which a peer is asked. The time is doubled with each question,
+    /// up to `ask_most`.
     pub ask: u64,
-    /// Maximum time between two questions.
+    /// Maximum time between two questions to a peer.
     pub ask_most: u64,
     /// Time after a question at which a silent peer counts as down.
     pub give_up: u64,
     /// Time for which a peer that is down is not greeted again.
     pub dead: u64,
-    /// Time after which a request is sent again to a busy peer, doubled each time up to 16-fold.
+    /// Time after which a request is sent again to a busy peer. The time is doubled with each
+    /// `BUSY`, up to 16-fold.
     pub busy: u64,
-    /// Maximum age of the peer's last sign of life when a GET is decided. The GET is posted within
-    /// twice this time. Equal on all nodes.
+    /// Maximum age of the peer's last sign of life when a GET is requested. The GET is posted at
+    /// most twice this time after the sign of life. The value must be equal on all nodes.
     pub fresh: u64,
-    /// Maximum time that a packet is in flight. Equal on all nodes.
+    /// Maximum time for which a packet is in flight. The value must be equal on all nodes.
     pub hold: u64,
-    /// Maximum time from a message's acceptance by the port until it is sent or dropped.
+    /// Maximum time from the acceptance of a message by the port until the port has sent or dropped
+    /// the message.
     pub port: u64,
     /// Maximum duration of a GET; `hold` may shorten it.
     pub get: u64,
@@ -290,12 +298,12 @@ impl Limits {
     }
 }
 
-/// Cause of a result.
+/// Cause of a message's failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Cause {
-    /// Its deadline has expired.
+    /// The deadline of the message has passed.
     TimedOut,
-    /// The session ended: the peer does not answer any more, or was restarted.
+    /// The session ended, because the peer does not answer any more or was restarted.
     PeerLost,
     /// The peer does not answer the greeting.
     Unreachable,
@@ -305,7 +313,7 @@ pub enum Cause {
     Refused,
     /// The peer had no free slot for the message.
     Busy,
-    /// It was cancelled before the peer's LNet received it.
+    /// The message was cancelled before the peer's LNet received it.
     Cancelled,
     /// The interface is being closed.
     Closing,
@@ -316,20 +324,20 @@ pub enum Cause {
 /// Result of a message to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Outcome {
-    /// The peer's LNet has the message, with all payload that it requested.
+    /// The peer's LNet has received the message and all payload that it requested.
     Delivered,
-    /// The peer's LNet has not received the message and will not.
+    /// The peer's LNet has not received the message and will not receive it.
     NotDelivered(Cause),
     /// The peer's LNet received the message, but not the payload.
     Failed,
-    /// It is unknown whether the peer's LNet has the message.
+    /// It is unknown whether the peer's LNet has received the message.
     Unknown(Cause),
 }
 
 /// Cause of a GET's failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum GetFailure {
-    /// No result in time, or packets are missing. The next try may succeed.
+    /// The GET had no result in time, or packets are missing. The next attempt may succeed.
     Lost,
     /// A NIC unit refused the GET, because the address is invalid.
     Fault,
@@ -339,14 +347,14 @@ pub enum GetFailure {
 
 /// Transport of messages.
 pub trait Port<T> {
-    /// Sends a message to a node. `payload` names the submitted message by its token, and the
+    /// Sends a message to a node. `payload` contains the token of the submitted message, and the
     /// offset of the payload to send. A `quiet` message need not interrupt the receiver, because
     /// another part of the same request follows.
     ///
     /// # Errors
     ///
-    /// `Later`: the port has no room; the driver calls [`Lnd::pump`] when it has. `Never`: the port
-    /// has failed.
+    /// Returns `Later` if the port is full; the driver must call [`Lnd::pump`] when the port can
+    /// accept messages again. Returns `Never` if the port has failed.
     fn send(
         &mut self,
         to: NodeId,
@@ -363,7 +371,7 @@ pub struct Counters {
     pub sends: u64,
     /// Messages delivered.
     pub delivered: u64,
-    /// Messages certainly not delivered.
+    /// Messages that the peer's LNet has not received and will not receive.
     pub not_delivered: u64,
     /// Messages delivered without their payload.
     pub failed: u64,
@@ -371,7 +379,7 @@ pub struct Counters {
     pub unknown: u64,
     /// Messages refused by [`Lnd::submit`].
     pub refused: u64,
-    /// Messages of peers that were complete and passed to LNet.
+    /// Messages of peers that arrived completely and were passed to LNet.
     pub offered: u64,
     /// Payloads fetched.
     pub fetched: u64,
@@ -387,7 +395,8 @@ pub struct Counters {
     pub peer_busy: u64,
     /// Questions about requests sent, including repeated cancellations.
     pub asked: u64,
-    /// Requests, parts and answers that were received twice or at an impossible time.
+    /// Requests, parts and answers that were received twice or in a state that does not permit
+    /// them.
     pub odd: u64,
     /// Messages with an unknown session key.
     pub strays: u64,
@@ -395,10 +404,11 @@ pub struct Counters {
     pub nonsense: u64,
     /// Sessions begun.
     pub sessions: u64,
-    /// Sessions ended by silence, restart, `STALE` or close.
+    /// Sessions that ended because the peer was silent, was restarted or sent `STALE`, or because
+    /// the interface was closed.
     pub lost: u64,
     /// VELO messages sent.
     pub messages: u64,
-    /// Notes sent.
+    /// Notes about requests (questions, cancellations and answers) sent.
     pub notes: u64,
 }

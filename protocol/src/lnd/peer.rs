@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sessions: begin and end (docs/lnd-protocol.md, Sessions).
+//! Begin and end of sessions (docs/lnd-protocol.md, Sessions).
 
 use super::replies::Reply;
 use super::tables::{InSlot, InState, Lnd, OutSlot, Pending, PendingControl};
@@ -64,7 +64,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         if !matches!(peer.state, PeerState::New | PeerState::Down) {
             return;
         }
-        // A pending session's key was already sent to the peer.
+        // Use the key of a pending session, because it was already sent to the peer.
         let own = match peer.pending {
             Some(pending) => pending.own,
             None => self.draw_key(),
@@ -81,7 +81,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.queue_peer(at);
     }
 
-    /// Returns the description of this end for a greeting.
+    /// Returns the contents of a greeting of this end.
     pub(super) fn hello(&self, own: Key) -> Hello {
         Hello {
             version: VERSION,
@@ -150,7 +150,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         let mine = (welcome.key, welcome.incarnation) == (peer.own, self.incarnation);
         if !mine || peer.state != PeerState::Greeting {
-            // The peer may have missed that this end uses the session.
+            // The peer may not know that this end uses the session.
             if mine && peer.state == PeerState::Up {
                 peer.pending_control.confirm = true;
                 self.queue_peer(at);
@@ -219,7 +219,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             self.begin(at, pending, sent);
             return Some(at);
         }
-        // The peer may use the key of this end's greeting before the session exists here.
+        // The peer may use the key of this end's greeting before the session exists at this end.
         if state != PeerState::Greeting || peer.own != key {
             if let Some(peer) = self.peers.get_mut(at) {
                 peer.pending_control.stale = Some(key);
@@ -229,7 +229,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         None
     }
 
-    /// Processes `STALE`: the peer knows no session with this key.
+    /// Processes `STALE`, which means that the peer knows no session with this key.
     pub(super) fn on_stale(&mut self, node: NodeId, key: Key, now: Time) {
         let Some(at) = self.find(node) else {
             return;
@@ -251,7 +251,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Records a message in the peer's session, which the peer sent after `sent`.
+    /// Records that a message in the peer's session arrived. The peer sent it after `sent`.
     pub(super) fn session_message(&mut self, at: Index, sent: Time, now: Time) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -272,7 +272,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         if let Some(peer) = self.peers.get_mut(at) {
             peer.asked = None;
             peer.pending_control.hello = false;
-            // A peer that still wants the pending session would have repeated `HELLO`.
+            // Drop an old pending session, because a peer that still needs it would have repeated
+            // `HELLO`.
             peer.pending = peer.pending.filter(|p| now.since(p.hello_at) <= lately);
             peer.pending_control.welcome = peer
                 .pending_control
@@ -284,7 +285,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.list_peer(at, false);
     }
 
-    /// Ends a session; the results of its requests are unknown.
+    /// Ends a session. The results of its unanswered requests are unknown.
     pub(super) fn end_session(&mut self, at: Index, cause: Cause, now: Time) {
         self.counters.lost += 1;
         for slot in 0..self.slots {
@@ -375,7 +376,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 self.set_next(at, Some(next));
                 self.queue_peer(at);
             }
-            // `fetch_due` sends another `PING` while a due GET waits for an answer.
+            // While a due GET waits for a sign of life, `fetch_due` sends another `PING`.
             PeerState::Up if due => {
                 self.set_next(at, None);
                 self.fetch_due(at, now);
@@ -396,7 +397,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         })
     }
 
-    /// Closes the interface: all messages end, and new ones are refused. The next [`Lnd::pump`]
+    /// Closes the interface. All messages end, and new messages are refused. The next [`Lnd::pump`]
     /// notifies the peers. The close is complete when [`Lnd::is_closed`] returns true.
     pub fn close(&mut self, now: Time) {
         self.closing = true;
@@ -413,7 +414,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         while let Some((key, at)) = next {
             self.close_queued(at, Outcome::NotDelivered(cause), now);
             let up = self.peers.get(at).filter(|p| p.state == PeerState::Up);
-            // The peer then need not wait for a time-out.
+            // Notify the peer, so that it need not wait for a time-out.
             let farewell = up.map(|p| p.own).filter(|_| cause == Cause::Closing);
             if up.is_some() {
                 self.end_session(at, cause, now);
@@ -434,13 +435,13 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Returns whether all messages are finished and all events are delivered.
+    /// Returns true if all messages are finished and all events are delivered.
     pub fn is_closed(&self) -> bool {
         self.sends.is_empty() && self.receives.is_empty()
     }
 
-    /// Returns whether no memory is registered and no peer knows an address. The driver may then
-    /// replace the port. LNet may still keep received messages.
+    /// Returns true if no memory is registered and no peer knows an address of this node. The
+    /// driver may then replace the port. LNet may still keep received messages.
     pub fn is_idle(&self) -> bool {
         self.sends.is_empty() && self.fetching == 0
     }

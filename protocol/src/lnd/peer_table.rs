@@ -59,8 +59,9 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Some(at)
     }
 
-    /// Removes an idle peer, preferably one without session, otherwise the longest silent one. A
-    /// peer with a session gets `STALE`, so that it greets before it needs the session.
+    /// Removes an idle peer. Prefers a peer without session, and otherwise the peer that has been
+    /// silent for the longest time. Sends `STALE` to a peer with a session, so that the peer sends
+    /// a greeting before it sends requests again.
     fn evict(&mut self) {
         let mut found: Option<(bool, Time, u64, Index)> = None;
         let mut next = self.by_node.oldest().map(|(key, at)| (key, *at));

@@ -12,8 +12,9 @@ use wire::{
 /// Maximum number of request parts of a peer in one work pass.
 const PARTS_PER_PASS: usize = 8;
 
-/// Interval of a request's parts that interrupt the receiver, besides the last one. Without these
-/// interrupts, unread parts could fill a mailbox if many senders stop within a request.
+/// Number of parts of a request after which a part interrupts the receiver. The last part always
+/// interrupts the receiver. Without the other interrupts, unread parts could fill a mailbox if many
+/// senders stop within a request.
 const INTERRUPT_INTERVAL: u8 = 16;
 
 /// Result of a work pass.
@@ -22,7 +23,7 @@ enum PassResult {
     Done,
     /// The peer may have more messages to send.
     More,
-    /// The port has no room.
+    /// The port is full.
     Full,
     /// The port has failed.
     Dead,
@@ -63,7 +64,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                         p.in_work = false;
                     }
                     if matches!(result, PassResult::More) {
-                        // The peer continues after all other peers.
+                        // Queue the peer again, behind all other peers.
                         self.queue_peer(peer);
                     }
                 }
@@ -87,7 +88,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 return PassResult::Done;
             };
             let Some(send) = peer.parts.first() else {
-                // Questions about requests are sent after the requests.
+                // Send notes about requests in the next work pass, after the requests.
                 return if peer.pending_control.notes && peer.state == PeerState::Up {
                     PassResult::More
                 } else {
@@ -112,7 +113,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Ok(())
     }
 
-    /// Starts the wait for a message of the peer.
+    /// Starts the time-out for a message of the peer.
     fn expect(&mut self, at: Index, now: Time) {
         if let Some(peer) = self.peers.get_mut(at) {
             peer.asked.get_or_insert(now);
@@ -186,7 +187,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     fn gather(&mut self, at: Index, notes: &mut Notes, next: &mut u16, asks: &mut bool) -> bool {
         while *next < self.slots {
             let slot = *next as u8;
-            // Each slot has up to two notes.
+            // Each slot has at most two notes.
             if notes.as_slice().len() + 2 > Notes::MAX {
                 return true;
             }
@@ -199,7 +200,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             }
             if let Some(in_slot) = self.in_slot(at, slot) {
                 if let Some(kind) = in_slot.pending_note {
-                    // A request of which no part has arrived has the next number.
+                    // A request of which no part has arrived has the number after the slot's last
+                    // request.
                     let active = matches!(in_slot.state, InState::Active(_));
                     let seq = match kind {
                         NoteKind::Missing if !active => in_slot.seq.wrapping_add(1),
@@ -252,7 +254,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     ) -> Result<(), TransportError> {
         let p = self.peers.get(peer).map(|p| (p.node, p.theirs));
         let (Some((node, key)), Some(id)) = (p, self.request_id(at)) else {
-            // Impossible, because such a message is not on the list.
+            // Unreachable, because a message without a slot is not on the list.
             self.close_send(at, Outcome::NotDelivered(Cause::Down), now);
             return Ok(());
         };

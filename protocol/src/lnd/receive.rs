@@ -69,8 +69,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             pending: ReceivePending::default(),
             queued: false,
         };
-        // LNet may keep messages for any time. The limit leaves as many free entries as the peer
-        // uses.
+        // Limit the entries of each peer, because LNet may keep messages for any time. The limit
+        // leaves at least as many free entries as the peer uses.
         let most = (2 * usize::from(self.slots)).min(self.receives.room());
         let count = self.peers.get(peer).map(|p| p.receives as usize);
         let room = count.is_some_and(|count| count < most);
@@ -89,7 +89,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                     p.users += 1;
                     p.receives += 1;
                 }
-                // Later parts may never arrive.
+                // Set a time-out, because the remaining parts may never arrive.
                 let until = now.after(self.limits.receive);
                 if let Some(r) = self.receives.get_mut(at) {
                     r.deadline = until;
@@ -135,7 +135,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let at = match slot.state {
             InState::Active(at) if slot.seq == id.seq => at,
             _ => {
-                // It arrived before its request, or after the answer.
+                // The fragment arrived before its request, or after the answer.
                 self.counters.odd += 1;
                 return None;
             }
@@ -153,7 +153,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Some((self.add_part(at, fragment.part)?, offset))
     }
 
-    /// Answers the request in a slot, and remembers the answer.
+    /// Answers the request in a slot, and stores the answer for a repeated request.
     pub(super) fn answer(&mut self, peer: Index, slot: u8, verdict: Verdict) {
         if let Some(slot) = self.in_slot(peer, slot) {
             slot.state = InState::Answered(verdict);
@@ -203,7 +203,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             InState::Answered(verdict) if seq == id.seq => {
                 return self.note(peer, id.slot, NoteKind::Answer(verdict));
             }
-            // The request has not arrived, and must be ignored if it arrives later.
+            // The request has not arrived. Mark it as answered, so that it is ignored if it arrives
+            // later.
             InState::Nothing | InState::Answered(_) if seq.wrapping_add(1) == id.seq => {
                 slot.seq = id.seq;
                 return self.answer(peer, id.slot, Verdict::Cancelled);
@@ -274,7 +275,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
             if now < receive.not_before || !receive.counted && room == 0 {
                 continue;
             }
-            // After a failure, a GET needs a later sign of life of the peer.
+            // After a failed GET, post the next GET only after a later sign of life of the peer.
             if !fresh || receive.failed.is_some_and(|failed| alive_after <= failed) {
                 ask = true;
                 continue;
@@ -297,7 +298,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         p.fetches += begun;
         if !ask {
-            // No unanswered `PING` is left.
+            // Stop the timer, because no `PING` is needed.
             return self.set_next(peer, None);
         }
         if p.next.is_some() {
@@ -370,8 +371,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.list_receive(at);
     }
 
-    /// Records that the destination of a message's GETs is revoked: even late GETs cannot write to
-    /// it.
+    /// Records that the destination of a message's GETs is revoked, so that even late GETs cannot
+    /// write to it.
     pub fn get_target_revoked(&mut self, ticket: Ticket) {
         let at = self.receive_at(ticket);
         let at = at.filter(|at| self.receives.get(*at).is_some_and(|r| !r.pending.revoke));
@@ -385,7 +386,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Ends a message with this step, and drops its pending events.
+    /// Ends a message with the event `step`, and drops its pending events for the driver.
     pub(super) fn forget_receive(&mut self, at: Index, step: ReceiveEvent) {
         if self.step_receive(at, step) {
             if let Some(receive) = self.receives.get_mut(at) {

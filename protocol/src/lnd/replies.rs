@@ -11,7 +11,7 @@ use wire::{
 
 /// Maximum number of nodes with a pending message.
 const NODES: usize = 8;
-/// Reciprocal of the maximum part of the messages in a run of [`Lnd::pump`] that go to nodes
+/// Reciprocal of the maximum fraction of messages in a run of [`Lnd::pump`] that go to nodes
 /// without a peer entry.
 const SHARE: usize = 4;
 
@@ -22,7 +22,7 @@ pub(super) enum Reply {
     Welcome(Welcome),
 }
 
-/// Pending messages, up to one per node.
+/// Pending messages to nodes without a peer entry, at most one per node.
 pub(super) struct Replies {
     slots: [Option<(NodeId, Reply)>; NODES],
     /// Index of the next entry to send.
@@ -57,8 +57,8 @@ impl Replies {
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Queues a message to a node without a peer entry, in place of an earlier one. Drops it if the
-    /// table is full.
+    /// Queues a message to a node without a peer entry. The message replaces an earlier one to the
+    /// same node, and is dropped if the table is full.
     pub(super) fn queue_reply(&mut self, node: NodeId, reply: Reply) {
         let slots = &mut self.replies.slots;
         let own = slots.iter().position(|s| s.is_some_and(|s| s.0 == node));

@@ -9,7 +9,7 @@ use wire::{
     lnd::{fragments, Form, Header, NoteKind, RequestId, Source, Verdict, MAX_PAYLOAD},
 };
 
-/// Maximum time between two tries at a busy peer, as a multiple of
+/// Maximum time between two attempts to send a request to a busy peer, as a multiple of
 /// [`Limits::busy`](super::Limits::busy).
 const MAX_BUSY_FACTOR: u64 = 16;
 
@@ -22,11 +22,11 @@ pub struct OutgoingMessage {
     pub header: Header,
     /// Number of payload bytes.
     pub len: u32,
-    /// Location from which the peer fetches the payload; `None` if messages contain it.
+    /// Location from which the peer fetches the payload; `None` if the payload is sent in messages.
     pub source: Option<Source>,
 }
 
-/// Reason for refusing a message. A refused message leaves no state.
+/// Reason for which [`Lnd::submit`] refuses a message. A refused message leaves no state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SubmitError {
     /// The payload is too long, or payload to fetch is empty.
@@ -42,12 +42,12 @@ pub enum SubmitError {
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Accepts a message. If it is not finished at `deadline`, its memory is revoked then.
-    /// [`Lnd::pump`] sends it.
+    /// Accepts a message, which [`Lnd::pump`] sends later. If the message is not finished at
+    /// `deadline`, its memory is revoked.
     ///
     /// # Errors
     ///
-    /// The reason, and the token.
+    /// Returns the reason for the refusal, and the token.
     pub fn submit(
         &mut self,
         node: NodeId,
@@ -144,8 +144,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         p.queue.first().filter(|_| free && !self.is_unsteady(peer))
     }
 
-    /// Returns whether a peer has the maximum number of messages in `Resting`, after repeated ends
-    /// of sessions. More of them would occupy the entries of other peers.
+    /// Returns true if a peer has the maximum number of messages in state `Resting`, because its
+    /// sessions have ended repeatedly. More such messages would occupy the entries of other peers.
     fn is_unsteady(&self, peer: Index) -> bool {
         let most = 2 * u32::from(self.slots);
         self.peers.get(peer).is_some_and(|p| p.resting >= most)
@@ -215,7 +215,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.move_send(at, None);
         self.send_times.set(at.index(), time);
         if more {
-            // The answer shows whether the peer has room for the other parts.
+            // Ask the peer before sending the remaining parts. Its answer shows if it has a free
+            // entry for the request.
             self.queue_note(at, NoteKind::Ask);
         }
     }
@@ -257,7 +258,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Queues a message for another try after `BUSY`.
+    /// Queues a message for another attempt after `BUSY`.
     fn retry_later(&mut self, at: Index, now: Time) {
         self.free_slot(at);
         self.step_send(at, SendEvent::Later);
@@ -272,8 +273,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Repeats a request of which the peer reported a missing part. The request is repeated once
-    /// per question, however often the peer reports.
+    /// Repeats a request of which the peer reported a missing part. The request is repeated at most
+    /// once per question, even if the peer reports the missing part several times.
     pub(super) fn missing(&mut self, at: Index) {
         let Some(send) = self.sends.get_mut(at) else {
             return;
@@ -291,7 +292,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
                 self.send_times.set(at.index(), deadline);
                 self.move_send(at, Some(PeerList::Transmit));
             }
-            // The `CANCEL` or its request may be lost.
+            // Repeat the `CANCEL`, because it or the request may be lost.
             SendState::Closing | SendState::Resting => self.queue_note(at, NoteKind::Cancel),
             _ => {}
         }
@@ -329,7 +330,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.queue_note(at, NoteKind::Cancel);
     }
 
-    /// Frees the slot of a request that was never sent, and its number.
+    /// Frees the slot and the number of a request that was never sent.
     fn unused_slot(&mut self, at: Index) {
         let used = self.sends.get(at).and_then(|s| Some((s.peer, s.slot?)));
         if let Some((peer, number)) = used {
@@ -372,7 +373,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         let Some(send) = self.sends.get(at) else {
             return;
         };
-        // A message that was sent and has no slot lost its session.
+        // A message that was sent, but has no slot any more, has lost its session.
         let ended = send.slot.is_none() && matches!(send.outcome, Some(Outcome::Unknown(_)));
         let exposed = send.source.is_some();
         let rest = send.slot.is_some() || ended && exposed;

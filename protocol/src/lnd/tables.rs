@@ -19,19 +19,21 @@ use wire::{
     lnd::{Form, Header, Incarnation, Key, NoteKind, Payload, RequestId, Source, Verdict, Welcome},
 };
 
-/// Indices of a message's list links: a list of its peer, and the list of pending events.
+/// Index of a message's link for a list of its peer. The link for the list of pending events has
+/// index [`EVENTS`].
 pub(super) const PEER: usize = 0;
 pub(super) const EVENTS: usize = 1;
-/// Index of a peer's list link: peers with messages to send. The link of the list of pending events
-/// has index [`EVENTS`].
+/// Index of a peer's link for the list of peers with messages to send. The link for the list of
+/// pending events has index [`EVENTS`].
 pub(super) const WORK: usize = 0;
 
-/// Name of a message, never used for another one.
+/// ID of a message, which is never used for another message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket(pub(super) Index, pub(super) Name);
 
 impl Ticket {
-    /// Returns the table index, which is below the capacity and unique at a time.
+    /// Returns the table index, which is below the capacity. Messages that exist at the same time
+    /// have different indices.
     #[must_use]
     pub const fn index(self) -> u32 {
         self.0.index()
@@ -70,21 +72,22 @@ pub(super) struct Send<T> {
     pub(super) len: u32,
     pub(super) source: Option<Source>,
     pub(super) deadline: Time,
-    /// Its slot in the session.
+    /// Slot of the message in the session.
     pub(super) slot: Option<u8>,
     /// Next part to send (`part`), and number of parts (`parts`).
     pub(super) part: u8,
     pub(super) parts: u8,
-    /// At least one part was sent since the message was queued.
+    /// True if at least one part was sent since the message was queued.
     pub(super) part_sent: bool,
-    /// Time of the next question, of the next try, or of the release.
+    /// Time of the next question, of the next attempt, or of the release, depending on the state.
     pub(super) next: Time,
     pub(super) interval: u64,
     /// Delay after the next `BUSY`, in ticks.
     pub(super) busy: u64,
-    /// The peer was busy: only the first part is sent until the peer reports missing parts.
+    /// True after the peer was busy. Then only the first part is sent until the peer reports
+    /// missing parts.
     pub(super) first_part_only: bool,
-    /// The peer was asked, and has not reported a missing part since.
+    /// True if the peer was asked, and has not reported a missing part since then.
     pub(super) asked: bool,
     pub(super) outcome: Option<Outcome>,
     pub(super) pending: SendPending,
@@ -109,7 +112,7 @@ pub(super) struct Receive {
     pub(super) form: Form,
     pub(super) header: Header,
     pub(super) payload: Payload,
-    /// Its slot in the session until it is answered.
+    /// Slot of the message in the session until the message is answered.
     pub(super) slot: Option<u8>,
     /// Bit mask of the parts that have arrived.
     pub(super) parts: u64,
@@ -117,21 +120,21 @@ pub(super) struct Receive {
     pub(super) wanted: u32,
     pub(super) tries: u8,
     pub(super) failed: Option<Time>,
-    /// Earliest time of the next GET, because the port could not post one.
+    /// Earliest time of the next GET after the port could not post a GET.
     pub(super) not_before: Time,
     /// Latest time to post the GET (`post_by`), and its deadline (`until`).
     pub(super) post_by: Time,
     pub(super) until: Time,
     pub(super) deadline: Time,
-    /// LNet has accepted it.
+    /// True if LNet has accepted the message.
     pub(super) parsed: bool,
-    /// A GET was posted for it, so it counts in `Peer::fetches`.
+    /// True if a GET was posted for the message, so that the message counts in `Peer::fetches`.
     pub(super) counted: bool,
-    /// The peer cancelled it while LNet decides.
+    /// True if the peer cancelled the message while LNet was deciding about it.
     pub(super) cancelled: bool,
     pub(super) done: bool,
-    /// [`Event::Received`](super::Event::Received) was delivered, and [`Lnd::finished`] was not
-    /// called.
+    /// True if [`Event::Received`](super::Event::Received) was delivered, and [`Lnd::finished`] was
+    /// not called yet.
     pub(super) reported: bool,
     pub(super) pending: ReceivePending,
     pub(super) queued: bool,
@@ -182,9 +185,10 @@ pub(super) struct PendingControl {
     pub(super) stale: Option<Key>,
     pub(super) ping: bool,
     pub(super) pong: bool,
-    /// A message with the session's key, which shows that this end uses the session.
+    /// A message with the session's key must be sent, so that the peer knows that this end uses the
+    /// session.
     pub(super) confirm: bool,
-    /// Slots have notes to send.
+    /// Notes in slots must be sent.
     pub(super) notes: bool,
 }
 
@@ -234,12 +238,12 @@ pub struct Lnd<M: Memory, T> {
     pub(super) slots: u16,
     /// Value of [`Capacity::fetches`].
     pub(super) fetches: u32,
-    /// Number of messages for which memory is or may be registered.
+    /// Number of messages from peers for which memory is or may be registered.
     pub(super) fetching: usize,
     pub(super) incarnation: Incarnation,
     pub(super) random: u64,
     pub(super) closing: bool,
-    /// Request number before the first one of a session.
+    /// Request number before the first request of a session.
     pub(super) count_from: u16,
     pub(super) peers: Arena<M, Peer, 2>,
     pub(super) by_node: Slots<M, Index>,
@@ -305,7 +309,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         Ok(lnd)
     }
 
-    /// Returns a pseudo-random number that was not returned before.
+    /// Returns a pseudo-random number that no earlier call has returned.
     pub(super) fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -338,7 +342,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.in_slots.get_mut(index)
     }
 
-    /// Returns the request in a slot if it has this number.
+    /// Returns the message of the request in a slot if the request has the number in `id`.
     pub(super) fn request_at(&mut self, peer: Index, id: RequestId) -> Option<Index> {
         let slot = self.out_slot(peer, id.slot)?;
         slot.user.filter(|_| slot.seq == id.seq)
@@ -480,8 +484,8 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         &self.counters
     }
 
-    /// Returns how often each transition was made: of peers, of messages to peers, of messages from
-    /// peers.
+    /// Returns the number of times that each transition was made, for peers, for messages to peers
+    /// and for messages from peers.
     pub fn flows(
         &self,
     ) -> (
@@ -490,5 +494,11 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         &Counts<ReceiveState>,
     ) {
         (&self.peer_flow, &self.send_flow, &self.receive_flow)
+    }
+
+    /// Returns the state of a peer; `None` if the peer has no entry.
+    pub fn peer_state(&self, node: NodeId) -> Option<PeerState> {
+        let at = *self.by_node.get(node.0.into())?;
+        Some(self.peers.get(at)?.state)
     }
 }

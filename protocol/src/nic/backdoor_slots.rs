@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Registry of nodes' backdoors (HW §14): the backdoors in use, and those that may still hold or
-//! receive answers to an earlier user.
+//! Registry of backdoors to other nodes (HW §14). It contains the backdoors in use, and the
+//! backdoors that may still hold or receive answers to an earlier user.
 //!
-//! All requests have the same tag, so a new user would take a late answer to an earlier user for
-//! its own. It must wait until no answer can arrive any more, and then empty the FIFO. A node that
-//! does not answer keeps its late answers for ever. The registry is bounded. After the waiting
-//! time, the slot of a backdoor with possible answers may be given to another node. From then on,
-//! every node without a slot counts as dirty.
+//! All requests have the same tag, so a new user would mistake a late answer to an earlier user for
+//! its own answer. The new user must wait until no late answer can arrive any more, and then empty
+//! the FIFO. Answers from a node may stay in the FIFO for any time. The registry is bounded. After
+//! the waiting time, the slot of a backdoor with possible answers may be given to another node.
+//! From then on, the backdoor of every node without a slot counts as dirty.
 
 use crate::Time;
 use wire::ids::NodeId;

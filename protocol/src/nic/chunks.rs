@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Transfers of any length: split into commands of at most 8 MiB, one completion for all (HW §10.3,
-//! §10.4).
+//! Transfers of any length. A transfer is split into commands of at most 8 MiB, and has one
+//! completion for all of them (HW §10.3, §10.4).
 
 use wire::{
     ids::{NodeId, Vpid},
@@ -27,7 +27,7 @@ pub struct Chunk {
 pub enum Verdict {
     /// The notification belongs to another transfer.
     Foreign,
-    /// A command has finished; others are outstanding or not posted yet.
+    /// A command has finished. Other commands are outstanding or not posted yet.
     Progress,
     /// All bytes are transferred, or all posted commands have finished after a failure.
     Ended,
@@ -39,7 +39,7 @@ pub struct ChunkedTransfer {
     direction: Direction,
     node: NodeId,
     vpid: Vpid,
-    /// Local address of byte 0, as notifications report it.
+    /// Local address of byte 0, in the form that notifications report.
     local: u64,
     len: u64,
     posted: u64,
@@ -103,8 +103,9 @@ impl ChunkedTransfer {
         }
     }
 
-    /// Takes back the last command reported to [`ChunkedTransfer::posted`], because it could not be
-    /// posted, for example because a queue was full. The command is returned again as the next one.
+    /// Undoes the last call of [`ChunkedTransfer::posted`], because the command could not be
+    /// posted, for example because a queue was full. [`ChunkedTransfer::next`] then returns the
+    /// command again.
     pub fn unpost(&mut self) {
         let last = self
             .outstanding
@@ -115,15 +116,15 @@ impl ChunkedTransfer {
         }
     }
 
-    /// Stops the transfer, for example after a timeout. No further commands are posted;
-    /// notifications of outstanding ones may still arrive.
+    /// Stops the transfer, for example after a timeout. No further commands are posted.
+    /// Notifications of outstanding commands may still arrive.
     pub fn stop(&mut self) {
         self.stopped = true;
     }
 
-    /// Processes a notification of the port. A notification without an error is matched by peer,
-    /// type and address of the last fragment (HW §10.4), one with an error by any address within a
-    /// command.
+    /// Processes a notification of the port. A notification without an error must match a command
+    /// in peer, type and address of the last fragment (HW §10.4). A notification with an error may
+    /// have any address within a command.
     pub fn on_notification(&mut self, n: &Notification) -> Verdict {
         let expected = match self.direction {
             Direction::Get => {
@@ -156,7 +157,8 @@ impl ChunkedTransfer {
                 Some(_) => n.word0 >= start && n.word0 - start < chunk.len as u64,
             }
         };
-        // Prefers the oldest of equal commands, because commands of a port are processed in order.
+        // Prefer the oldest of equal commands, because the commands of a port are processed in
+        // order.
         let oldest = self
             .outstanding
             .iter_mut()
@@ -180,9 +182,23 @@ impl ChunkedTransfer {
         }
     }
 
-    /// Returns whether commands are outstanding.
+    /// Returns true if commands are outstanding.
     pub fn is_outstanding(&self) -> bool {
         self.outstanding.iter().any(Option::is_some)
+    }
+
+    /// Returns true if a notification of an outstanding command of `self` may be mistaken for a
+    /// notification of `later`.
+    pub fn may_be_confused_with(&self, later: &Self) -> bool {
+        let end = later.local + later.len;
+        let (same, overlaps) = (
+            (self.direction, self.node, self.vpid) == (later.direction, later.node, later.vpid),
+            |chunk: &Chunk| {
+                let start = self.local + chunk.offset;
+                start < end && later.local < start + chunk.len as u64
+            },
+        );
+        same && self.outstanding.iter().flatten().any(overlaps)
     }
 
     /// Returns the direction of the data.
@@ -195,7 +211,7 @@ impl ChunkedTransfer {
         self.done
     }
 
-    /// Returns whether all bytes are transferred.
+    /// Returns true if all bytes are transferred.
     pub fn is_complete(&self) -> bool {
         self.done == self.len
     }

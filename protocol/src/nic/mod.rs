@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Units of the NIC: state and decisions of the drivers, and of programs that own ports.
+//! State and decisions of drivers for the units of the NIC, and of programs that own ports.
 
 pub mod backdoor_slots;
 pub mod chunks;

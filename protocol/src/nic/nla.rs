@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Allocator of NLA space, and choice of page sizes for a region (HW §11.1, G17).
 //!
-//! All quantities are pages of 4 KiB; page n of the space has NLA 4096 n.
+//! All sizes and positions are in pages of 4 KiB. Page n of the space has NLA 4096 n.
 
 use core::fmt;
 use wire::{
@@ -17,7 +17,7 @@ pub fn size_code(kib: u64) -> Option<u8> {
     SIZE_CODES.into_iter().find(|code| 4u64 << code == kib)
 }
 
-/// Number of pages of the whole space: 1024 tables.
+/// Number of pages of the whole space, which 1024 tables describe.
 pub const PAGES: u64 = 1024 * GAT_ENTRIES as u64;
 
 /// Range of consecutive pages.
@@ -54,11 +54,11 @@ pub trait Store {
 /// Reason why an allocation fails.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SpaceError {
-    /// No free range of sufficient length.
+    /// No free range is long enough.
     Full,
-    /// No memory for the list of free ranges.
+    /// No memory is available for the list of free ranges.
     NoMemory,
-    /// Zero pages, or an alignment that is not a power of two.
+    /// The number of pages is 0, or the alignment is not a power of two.
     Invalid,
 }
 
@@ -73,7 +73,7 @@ impl fmt::Display for SpaceError {
 }
 
 /// Allocator of a page range. It allocates the lowest free pages first, so that few tables are in
-/// use. Freeing needs no memory.
+/// use. Freeing a range allocates no memory.
 pub struct Space<S> {
     free: S,
     /// Number of allocated ranges.
@@ -86,7 +86,7 @@ impl<S: Store> Space<S> {
     ///
     /// # Errors
     ///
-    /// `NoMemory`.
+    /// Returns `NoMemory` if the memory cannot be allocated.
     pub fn new(mut free: S, bounds: NlaRange) -> Result<Self, SpaceError> {
         if !free.reserve(1) {
             return Err(SpaceError::NoMemory);
@@ -126,7 +126,8 @@ impl<S: Store> Space<S> {
         if pages == 0 || !align.is_power_of_two() {
             return Err(SpaceError::Invalid);
         }
-        // Reserves one range for this split and one for each allocated range that will be freed.
+        // Reserve one entry for this split, and one entry for each allocated range that will be
+        // freed.
         if !self.free.reserve(self.allocated + 2) {
             return Err(SpaceError::NoMemory);
         }
@@ -226,6 +227,11 @@ impl<S: Store> Space<S> {
         true
     }
 
+    /// Returns the free ranges in ascending order. Allocated pages separate any two of them.
+    pub fn free_ranges(&self) -> &[NlaRange] {
+        self.free.ranges()
+    }
+
     /// Returns the number of allocated ranges.
     pub fn allocated(&self) -> usize {
         self.allocated
@@ -255,7 +261,7 @@ impl Placement {
         }
     }
 
-    /// Adds the next chunk: `pages` pages at bus address `addr`.
+    /// Adds the next chunk, which has `pages` pages at bus address `addr`.
     pub fn add(&mut self, addr: BusAddr, pages: u64) {
         let page = addr.0 / BusAddr::PAGE_SIZE;
         for code in SIZE_CODES.into_iter().filter(|code| *code <= self.largest) {
@@ -286,17 +292,17 @@ impl Placement {
 /// Hardware page of one of the supported sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HwPage {
-    /// First 4 KiB page in NLA space.
+    /// Number of the first 4 KiB page in NLA space.
     pub first: u64,
     /// Bus address, aligned to the size.
     pub addr: BusAddr,
-    /// Size code: 2^code pages of 4 KiB.
+    /// Size code: the hardware page has 2^code pages of 4 KiB.
     pub code: u8,
 }
 
 impl HwPage {
-    /// Returns the entry to write for each of the page's 4 KiB parts; `None` if the address is too
-    /// large for an entry.
+    /// Returns the table entry to write for each 4 KiB page of the hardware page; `None` if the
+    /// address is too large for an entry.
     pub const fn entry(&self, vpid: Vpid, read: bool, write: bool) -> Option<GatEntry> {
         match GatEntry::new(self.addr, vpid, read, write) {
             Some(entry) => Some(entry.with_size(self.code)),

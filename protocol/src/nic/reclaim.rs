@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Empties the requester pages of a VPID that is being reclaimed, as a state machine without I/O
-//! (HW §8, G8, G11).
+//! State machine without I/O that empties the requester pages of a VPID that is being reclaimed (HW
+//! §8, G8, G11).
 //!
-//! The contents of a requester page cannot be read, and no register clears them. Storing a command
-//! without effect over the page twice leaves the page empty, whatever its contents were (see
-//! [`stores`]). The counts of the VPID then show that the NIC has accepted both commands, provided
-//! that no other command changes the counts. The state machine therefore first waits until all
-//! commands of the last owner are counted. If they are never counted, the pages stay unchanged
-//! ([`Outcome::Unclear`]).
+//! The contents of a requester page cannot be read, and no register clears them. If a command
+//! without effect is stored to the page twice, the page is empty afterwards, regardless of its
+//! previous contents (see [`stores`]). The counts of the VPID then show that the NIC has accepted
+//! both commands, provided that no other command changes the counts. The state machine therefore
+//! first waits until all commands of the last owner are counted. If they are never counted, the
+//! pages stay unchanged ([`Outcome::Unclear`]).
 //!
-//! A read of the state register need not wait for stores to a requester page, because these take
-//! another path through the chip (HW §5). A count is therefore accepted only after it stayed the
-//! same for `QUIET_US`.
+//! A read of the state register need not wait for stores to a requester page, because the stores
+//! take another path through the chip (HW §5). A count is therefore accepted only after it has
+//! stayed the same for `QUIET_US`.
 
 use super::quirks::{QUIET_READS, QUIET_US, RECLAIM_SHARE};
 use wire::wcbuf::State;
 
 /// Returns the stores that empty a page, as word numbers of a command of `len` words without
-/// effect. Each store needs a fence. The sequence stores the words from first to last, and then
-/// again with the first word last. The NIC accepts two commands.
+/// effect. A fence must follow each store. The sequence stores the words in ascending order, and
+/// then once more with the first word at the end. The NIC accepts two commands.
 ///
-/// The first word replaces that of a command which the last owner began, so the begun command is
-/// never executed. Then the page may hold any words except the first. The NIC accepts the first
-/// command at the last missing word, perhaps with words of the last owner, which do not give it an
-/// effect. Words that are stored after that stay in the page. Those are at most all words but the
-/// first, and the second command begins with them: the NIC takes the words of a command in any
+/// The first store replaces the first word of a command that the last owner has begun, so that the
+/// begun command is never executed. The page may hold any other words of the last owner. The NIC
+/// accepts the first command when the last missing word is stored. The command may contain words of
+/// the last owner, but they cannot give it an effect. Words that are stored afterwards stay in the
+/// page and belong to the second command, because the NIC accepts the words of a command in any
 /// order (HW §17).
 pub fn stores(len: u8) -> impl Iterator<Item = u8> {
     (0..len).chain(1..len).chain(core::iter::once(0))
@@ -40,7 +40,7 @@ pub enum Action {
     /// Store all of [`stores`] to page `.0` of the pages to be emptied, then report
     /// [`Event::Done`].
     Store(u8),
-    /// The state machine has ended and stays in this state.
+    /// The state machine has ended with this result.
     End(Outcome),
 }
 
@@ -66,13 +66,13 @@ pub enum Outcome {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Waits until no command of the last owner is in flight. `forced`: the state register was
-    /// overwritten.
+    /// Waits until no command of the last owner is in flight. `forced` is true if the state
+    /// register was overwritten.
     WaitIdle {
         forced: bool,
     },
-    /// The state register is being written because the VPID did not become idle: the last owner may
-    /// have written different toggles.
+    /// The state register is being written, because the VPID did not become idle. The last owner
+    /// may have written different toggles.
     Force,
     /// The state register is being written so that the NIC accepts commands.
     Open,
@@ -98,7 +98,7 @@ struct Stable {
 }
 
 /// State machine that empties pages. The VPID's owner must not store any more, and its earlier
-/// stores must have left the CPUs. Times are microseconds of any clock.
+/// stores must have left the CPUs. Times are in microseconds and may come from any monotonic clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reclaim {
     step: Step,
@@ -167,7 +167,7 @@ impl Reclaim {
         Action::ReadState
     }
 
-    /// Returns whether the state has been the same for `time`.
+    /// Returns true if the state has been the same for `time` microseconds.
     fn is_stable(&mut self, state: State, time: u64, now: u64) -> bool {
         let stable = match self.stable {
             Some(stable) if stable.state == state => Stable {
@@ -236,8 +236,8 @@ impl Reclaim {
         }
         if done == Self::COMMANDS && state.is_idle() && self.is_stable(state, QUIET_US, now) {
             self.page += 1;
-            // Dropped commands have left the page as well. The next ones need a NIC that accepts
-            // commands.
+            // Dropped commands have left the page too. The state register must be written, so that
+            // the NIC accepts the next commands.
             return self.open(state);
         }
         if self.is_expired(now) {

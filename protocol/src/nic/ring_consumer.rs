@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Ring consumer of a buffer queue, as a state machine without I/O (HW §7, G10). It tracks the read
+//! State machine without I/O of the consumer of a buffer queue (HW §7, G10). It tracks the read
 //! position and detects lost writes and lost interrupts (G7).
 //!
 //! DMA writes are posted. A lost write leaves a *hole*: a slot whose status word stays 0 although
 //! the NIC's write pointer has passed the slot. Without detection, the queue would stall at the
-//! hole for ever. A slot that was empty and passed at two checks, some time apart, is skipped.
+//! hole forever. A slot is therefore skipped if two checks, some time apart, find that it is empty
+//! and that the write pointer has passed it.
 //!
 //! One slot always stays unused: the stored read pointer never reaches the slot that is read next.
 //! Therefore equal pointers mean that the queue is full. If the NIC's write pointer is at the slot
 //! that is read next, the queue is empty. This is true for both rules of G10, even while data that
 //! the NIC has sent is still in flight to memory.
 //!
-//! The owner checks for holes while it polls an empty queue; a check costs one register read per
+//! The owner checks for holes while it polls an empty queue. The cost is one register read per
 //! interval. If the owner waits for interrupts, a timer checks once, some time after the queue was
-//! armed. The timer makes the owner poll if the pointers differ. No code runs while the queue stays
-//! idle.
+//! armed. If the pointers differ, the timer makes the owner poll. No timer runs while the queue
+//! stays idle.
 
 use super::quirks::{CONFIRMED_ARMINGS, MIN_COMMIT_SLOTS};
 use crate::Time;
 
-/// Maximum number of consumed slots before the read pointer is updated; a quarter of the queue if
-/// that is fewer.
+/// Maximum number of consumed slots before the read pointer is updated. The limit is a quarter of
+/// the queue if that is less.
 const COMMIT_SLOTS: u32 = 256;
 
 /// State while the next slot is empty.
@@ -83,7 +84,7 @@ impl RingConsumer {
         }
     }
 
-    /// Returns the number of slots from `from` to `to`, without `to`.
+    /// Returns the number of slots from `from` to `to`, not counting `to`.
     const fn distance(&self, from: u32, to: u32) -> u32 {
         if to >= from {
             to - from
@@ -92,7 +93,8 @@ impl RingConsumer {
         }
     }
 
-    /// Returns the number of slots by which the NIC's write pointer is ahead.
+    /// Returns the number of slots between the next slot to read and the NIC's write pointer
+    /// `pointer`.
     #[must_use]
     pub const fn unread(&self, pointer: u32) -> u32 {
         if pointer >= self.slots {
@@ -110,10 +112,10 @@ impl RingConsumer {
         self.empty = None;
     }
 
-    /// Handles an empty slot, which is the next one or a later one of the same message. Returns the
-    /// number of slots from the next one on whose content should have arrived, 0 without a hole.
-    /// `read_unread` reads the NIC's write pointer and returns the number of slots by which it is
-    /// ahead.
+    /// Handles an empty slot, which is the next slot or a later slot of the same message. Returns
+    /// the number of slots, beginning with the next slot, whose content should have arrived; 0 if
+    /// there is no hole. `read_unread` reads the NIC's write pointer and returns the number of
+    /// unread slots before it.
     pub fn overdue(&mut self, now: Time, read_unread: impl FnOnce(&Self) -> u32) -> u32 {
         if self.overdue != 0 {
             return self.overdue;
@@ -136,7 +138,7 @@ impl RingConsumer {
         self.overdue
     }
 
-    /// Returns whether enough slots are free to update the NIC's read pointer.
+    /// Returns true if enough slots are free to update the NIC's read pointer.
     #[inline]
     #[must_use]
     pub const fn is_commit_due(&self) -> bool {
@@ -154,9 +156,9 @@ impl RingConsumer {
     /// Releases free slots to the NIC without arming the interrupt. Returns the read pointer to
     /// store.
     ///
-    /// Storing an unchanged pointer may clear the NIC's "full" flag (G10); the NIC would then
-    /// overwrite unread slots. This function therefore leaves one free slot unreported, so that the
-    /// store that arms always changes the pointer.
+    /// Storing an unchanged pointer may clear the NIC's "full" flag (G10), after which the NIC
+    /// would overwrite unread slots. This function therefore leaves one free slot unreported, so
+    /// that the arming store always changes the pointer.
     pub fn free(&mut self) -> u32 {
         self.committed = self.next;
         self.stored = self.after(self.next, self.slots - 2);
@@ -188,8 +190,8 @@ pub const fn initial(slots: u32) -> u32 {
     slots.saturating_sub(1)
 }
 
-/// Returns whether the unchanged read pointer `rp` may be stored again while the NIC's write
-/// pointer is `wp`. That requires half of the queue to be free; equal pointers mean that it is
+/// Returns true if the unchanged read pointer `rp` may be stored again while the NIC's write
+/// pointer is `wp`. At least half of the queue must be free. Equal pointers mean that the queue is
 /// full.
 #[must_use]
 pub const fn may_store_again(slots: u32, rp: u32, wp: u32) -> bool {
@@ -203,12 +205,13 @@ pub const fn may_store_again(slots: u32, rp: u32, wp: u32) -> bool {
 /// Guard against lost interrupts: decides whether a register read must confirm each arming store
 /// before the queue is polled.
 ///
-/// The NIC may request an interrupt while the store that arms it is in flight. It may then forget
-/// the request before the driver can see the message (G7). A poll right after the store does not
-/// find the message, but a poll after a register read does. A register read costs more than all
-/// other steps together. The guard therefore requires it only after a message was found without an
-/// interrupt: for the next [`LostIrqGuard::FIRST`] stores, and for four times as many each time
-/// this happens again. If the NIC often forgets requests, finally every store is confirmed.
+/// A message may become due for an interrupt while the arming store is in flight. The NIC may then
+/// lose the interrupt, before the driver can see the message (G7). A poll right after the store
+/// does not find the message, but a poll after a register read does. A register read costs more
+/// than all other steps together. The guard therefore requires it only after a message was found
+/// without an interrupt. It then requires a read for the next [`LostIrqGuard::FIRST`] stores, and
+/// for four times as many after each further message of this kind. If the NIC often loses
+/// interrupts, every store is confirmed in the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LostIrqGuard {
     left: u32,
@@ -224,7 +227,7 @@ impl Default for LostIrqGuard {
 impl LostIrqGuard {
     /// Number of stores to confirm after the first message without an interrupt.
     pub const FIRST: u32 = CONFIRMED_ARMINGS;
-    /// Guard before any message was found without an interrupt.
+    /// Initial state, before any message was found without an interrupt.
     pub const NONE: LostIrqGuard = LostIrqGuard {
         left: 0,
         next: Self::FIRST,
@@ -236,7 +239,7 @@ impl LostIrqGuard {
         self.next = self.next.saturating_mul(4);
     }
 
-    /// Returns whether this store must be confirmed.
+    /// Returns true if the current arming store must be confirmed.
     #[inline]
     pub fn must_confirm(&mut self) -> bool {
         let due = self.left != 0;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Remote register access over RMA: matches notifications with requests (HW §13).
 //!
-//! Any number of requests may be outstanding. The answer to a read is a completer notification. It
-//! names the quadword of local memory to which the value was written, so each read has a quadword
-//! of its own. If an answer is overdue, its quadword is not reused before the answer arrives or
-//! [`EXPIRY_S`] seconds have passed. A late answer is therefore never taken for the answer to a
-//! later request, and never overwrites a later value.
+//! Any number of requests may be outstanding. The answer to a read is a completer notification. The
+//! notification contains the address of the local quadword to which the value was written. Each
+//! read therefore uses a separate quadword. If an answer is overdue, its quadword is not reused
+//! before the answer arrives or [`EXPIRY_S`] seconds have passed. A late answer is therefore never
+//! taken for the answer to a later request, and never overwrites a later value.
 //!
-//! The answer to a write is a requester notification, which contains only node and value. These
-//! notifications arrive in order (HW §10.8), but one may be lost. Among equal writes, a
-//! notification is therefore assigned to a waiting write before an overdue one. Each of them proves
-//! equally that the NIC sent that value to that node.
+//! The answer to a write is a requester notification, which contains only the node and the value.
+//! These notifications arrive in order (HW §10.8), but a notification may be lost. Among equal
+//! writes, a notification is therefore assigned to a waiting write rather than to an overdue write.
+//! This is correct because the notification proves for each of these writes that the NIC sent the
+//! value to the node.
 
 use wire::ids::NodeId;
 
@@ -21,7 +22,7 @@ pub use super::quirks::EXPIRY_S;
 enum State {
     Free,
     Waiting,
-    /// Answered with these error bits; the requester has not fetched the answer yet.
+    /// Answered with these error bits. The requester has not collected the answer yet.
     Done(u8),
     /// The requester has given up; the answer may still arrive.
     Overdue,
@@ -47,7 +48,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Slot that is not in use.
+    /// Free slot.
     pub const FREE: Self = Self {
         state: State::Free,
         node: NodeId(0),
@@ -55,7 +56,7 @@ impl Slot {
     };
 }
 
-/// The answer buffer as a slice of slots.
+/// Answer buffer, as a slice of slots.
 pub struct Reads<'a>(pub &'a mut [Slot]);
 
 impl Reads<'_> {
@@ -102,7 +103,7 @@ impl Reads<'_> {
     }
 
     /// Returns the error bits of the answer once and frees the slot. The caller must read the value
-    /// before.
+    /// before this call.
     pub fn take_result(&mut self, index: usize) -> Option<u8> {
         let slot = self.0.get_mut(index)?;
         let State::Done(error) = slot.state else {
@@ -112,7 +113,7 @@ impl Reads<'_> {
         Some(error)
     }
 
-    /// Returns whether an answer may still arrive.
+    /// Returns true if an answer may still arrive.
     pub fn is_expected(&self, now_s: u32) -> bool {
         self.0.iter().any(|s| match s.state {
             State::Free | State::Done(_) => false,
@@ -128,7 +129,8 @@ impl Reads<'_> {
         }
     }
 
-    /// Gives up waiting. If the answer has arrived, the slot becomes free.
+    /// Records that the requester waits no longer. If the answer has arrived, the slot becomes
+    /// free.
     pub fn give_up(&mut self, index: usize, now_s: u32) {
         let Some(slot) = self.0.get_mut(index) else {
             return;
@@ -173,7 +175,8 @@ impl Writes {
     /// Maximum number of outstanding writes, including overdue ones.
     pub const MAX: usize = 64;
 
-    /// Adds a write. Returns its identity, or `None` if [`Writes::MAX`] are outstanding.
+    /// Adds a write. Returns the ID of the write, or `None` if [`Writes::MAX`] writes are
+    /// outstanding.
     pub fn push(&mut self, node: NodeId, value: u64, now_s: u32) -> Option<u32> {
         for slot in &mut self.list {
             let forgotten =
@@ -207,7 +210,8 @@ impl Writes {
         }
     }
 
-    /// Gives up waiting. If the notification has arrived, the write is removed.
+    /// Records that the requester waits no longer. If the notification has arrived, the write is
+    /// removed.
     pub fn give_up(&mut self, id: u32, now_s: u32) {
         let Some(slot) = self.find(id) else { return };
         match slot {
@@ -233,10 +237,10 @@ impl Writes {
         Some(error)
     }
 
-    /// Processes a requester notification with error bits. It is assigned to the oldest waiting
-    /// write that matches, or else to the oldest overdue one that matches. Older overdue writes are
-    /// removed because their notifications cannot arrive any more. Overdue writes that also match
-    /// stay.
+    /// Processes a requester notification with error bits. The notification is assigned to the
+    /// oldest waiting write that matches, or else to the oldest overdue write that matches. Older
+    /// overdue writes are removed, because their notifications cannot arrive any more. Overdue
+    /// writes that match too are kept.
     pub fn complete(&mut self, node: NodeId, value: u64, error: u8) -> Answer {
         let next = self.next;
         let age = |id: u32| next.wrapping_sub(id);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Transmit side of a port, as a state machine without I/O: flow control by the state of the
-//! write-combining buffer (HW §8), wakeups, stall detection and repair.
+//! State machine without I/O of the transmit side of a port. It implements flow control by the
+//! state of the write-combining buffer (HW §8), wakeups, stall detection and repair.
 //!
 //! The caller provides a lock, the copies for [`wcbuf::Replay`](wire::wcbuf::Replay), and a
 //! *watch*. The watch is a function that runs some time after it was requested, reads the state
-//! register, and runs again as [`WatchResult`] demands. It is necessary because a dropped packet
-//! without a successor would not be noticed, and because senders that wait for credits must be
-//! woken.
+//! register, and runs again as [`WatchResult`] demands. The watch is necessary because a dropped
+//! packet that no further packet follows would not be noticed otherwise. It also wakes senders that
+//! wait for credits.
 //!
 //! Each step of a repair is performed separately with the lock held. The watch performs the steps.
-//! A sender with interrupts disabled blocks the watch; it performs the steps by itself and polls
-//! the state ([`TxPort::polled`]).
+//! A sender with interrupts disabled blocks the watch. The sender then performs the steps itself
+//! and polls the state ([`TxPort::polled`]).
 
 use crate::Time;
 use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict};
@@ -20,7 +20,7 @@ use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict};
 pub enum Mode {
     /// Packets may be sent.
     Open,
-    /// Dropped packets are being sent again; no other packet may be sent.
+    /// Dropped packets are being sent again. No other packet may be sent.
     Repair,
     /// No packet may be sent any more.
     Closed,
@@ -41,7 +41,7 @@ impl Mode {
 /// Reason why a packet cannot be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unavailable {
-    /// Too few credits. The watch wakes the client when enough are available.
+    /// The port has too few credits. The watch wakes the client when enough credits are available.
     Full,
     /// Dropped packets are being sent again. The watch wakes the client when credits are available
     /// again.
@@ -67,9 +67,9 @@ pub enum Admission {
 pub enum WatchDelay {
     /// The watch is scheduled already.
     Nothing,
-    /// Some milliseconds from now.
+    /// The watch must run some milliseconds from now.
     Soon,
-    /// Immediately.
+    /// The watch must run immediately.
     Now,
 }
 
@@ -92,8 +92,8 @@ pub enum Next {
 pub struct WatchResult {
     /// Next action of the watch.
     pub next: Next,
-    /// True once per stall: packets are outstanding, and the NIC has committed none of them for a
-    /// long time.
+    /// True once per stall. A stall means that packets are outstanding, and that the NIC has
+    /// committed none of them for a long time.
     pub stalled: bool,
 }
 
@@ -112,17 +112,19 @@ struct Repair {
 pub struct TxPort {
     mode: Mode,
     credits: Credits,
-    /// Number of credits that refused sends need; 0 if none was refused since the last wakeup.
+    /// Number of credits that refused send requests need; 0 if no request was refused since the
+    /// last wakeup.
     wanted: u8,
     /// Time in ticks without a commit after which outstanding packets count as a stall.
     stall: u64,
     /// True while the watch is scheduled.
     watching: bool,
-    /// Committed count at the last progress, and its time; `None` before the first read.
+    /// Number of committed packets at the last progress, and time of that progress; `None` before
+    /// the first read.
     progress: Option<(u8, Time)>,
     /// True after the current stall was reported.
     reported: bool,
-    /// Present in [`Mode::Repair`], and after the port was closed during a repair.
+    /// Repair in progress. Set in [`Mode::Repair`], and after the port was closed during a repair.
     repair: Option<Repair>,
 }
 
@@ -149,7 +151,7 @@ impl TxPort {
         self.mode
     }
 
-    /// Returns the packet numbers.
+    /// Returns the numbers of sent and committed packets.
     #[inline]
     pub fn credits(&self) -> &Credits {
         &self.credits
@@ -163,7 +165,7 @@ impl TxPort {
         }
     }
 
-    /// Returns whether `n` packets may be sent.
+    /// Decides if `n` packets may be sent.
     #[inline]
     pub fn admit(&mut self, n: u8) -> Admission {
         match self.mode {
@@ -181,12 +183,14 @@ impl TxPort {
         self.wanted = self.wanted.max(n).max(1);
     }
 
-    /// Like [`TxPort::admit`], with a state that was read after the last packet was sent. Returns
-    /// the result, and the time of the watch's next run if the request is denied. A state of all
-    /// ones from a present device carries no information, so the watch reads it again.
+    /// Decides like [`TxPort::admit`], based on a state that was read after the last packet was
+    /// sent. Returns the result, and the time of the watch's next run if the request is denied. If
+    /// a present device returns a state of all ones, the state is unknown, and the watch reads it
+    /// again.
     pub fn admit_by(&mut self, n: u8, state: State, now: Time) -> (Admission, WatchDelay) {
         let (refusal, delay) = match self.credits.on_state(state) {
-            // After a pause: a device that does not answer makes each read a long one.
+            // Let the watch run after a pause, because each read of a device that does not answer
+            // takes long.
             Verdict::Unread => (Unavailable::Full, WatchDelay::Soon),
             Verdict::Ok { .. } | Verdict::Full if self.room() >= n => {
                 return (Admission::Granted, WatchDelay::Nothing)
@@ -208,13 +212,13 @@ impl TxPort {
     pub fn take(&mut self) -> Option<u8> {
         let number = self.credits.take()?;
         if self.wanted > 1 {
-            // Stays above 0, because another thread may wait for credits too.
+            // Keep the number above 0, because another thread may wait for credits too.
             self.wanted -= 1;
         }
         Some(number)
     }
 
-    /// Records that packets were sent. Returns when the watch must run.
+    /// Records that packets were sent. Returns the time at which the watch must run.
     #[inline]
     pub fn sent(&mut self, now: impl FnOnce() -> Time) -> WatchDelay {
         if self.watching {
@@ -231,8 +235,8 @@ impl TxPort {
         }
     }
 
-    /// Starts a run of the watch. `Ok` means that the caller must read the state register and call
-    /// [`TxPort::watched`]; `Err` carries the next action.
+    /// Starts a run of the watch. If the result is `Ok`, the caller must read the state register
+    /// and call [`TxPort::watched`]. `Err` contains the next action.
     pub fn watch(&mut self, alive: bool) -> Result<(), Next> {
         let next = match self.mode {
             _ if !alive => Next::Idle,
@@ -260,8 +264,8 @@ impl TxPort {
                 self.begin_repair();
                 Next::Repair
             }
-            // The watch continues, because outstanding packets and waiting senders have no other
-            // trigger.
+            // The watch must continue, because no other event serves outstanding packets and
+            // waiting senders.
             Verdict::Unread => {
                 stalled = self.is_stall(now);
                 Next::Again { waiting: false }
@@ -271,8 +275,8 @@ impl TxPort {
         WatchResult { next, stalled }
     }
 
-    /// Returns true if the port's client must be woken because credits are available, once for all
-    /// denied requests so far.
+    /// Returns true if the port's client must be woken because credits are available. Returns true
+    /// only once for all requests denied so far.
     pub fn wake(&mut self) -> bool {
         let wake =
             self.mode == Mode::Open && self.wanted != 0 && self.credits.room() >= self.wanted;
@@ -300,14 +304,15 @@ impl TxPort {
         stalled
     }
 
-    /// Returns whether a sender that polls by itself must read the state for [`TxPort::polled`].
+    /// Returns true if a sender that polls by itself must read the state and pass it to
+    /// [`TxPort::polled`].
     pub fn is_in_doubt(&self) -> bool {
         self.mode == Mode::Open && self.credits.outstanding() != 0
     }
 
-    /// Processes a state that was read outside of the watch. The caller then performs the repair,
-    /// if there is one ([`TxPort::repair`]). The watch still wakes waiting senders, and continues
-    /// unchanged.
+    /// Processes a state that was read outside of the watch. The caller then performs the actions
+    /// of [`TxPort::repair`], if any. The watch continues unchanged, and still wakes waiting
+    /// senders.
     pub fn polled(&mut self, state: State) {
         if !self.is_in_doubt() {
             return;

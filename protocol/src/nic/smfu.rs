@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! SMFU window and targets (HW §12): allocation of intervals and parts of the window, and list of
-//! the addresses that other nodes can access.
+//! SMFU window and targets (HW §12): allocation of intervals and of addresses in the window, and
+//! list of the addresses that other nodes can access.
 
 use wire::{
     ids::BusAddr,
@@ -8,14 +8,14 @@ use wire::{
     smfu::{Span, PAGE, UNMAPPED_BASE, USABLE},
 };
 
-/// Reason why a part of the window cannot be reserved.
+/// Reason why a range of the window cannot be reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WindowError {
-    /// The size is 0 or not a multiple of the page size, or the number is out of range.
+    /// The size is 0 or not a multiple of the page size, or the interval number is out of range.
     Invalid,
     /// The interval is in use.
     Taken,
-    /// No interval is free, or the window has no free part of sufficient size.
+    /// No interval is free, or the window has no free range of sufficient size.
     Full,
 }
 
@@ -41,14 +41,14 @@ pub enum TargetError {
     Overlaps,
 }
 
-/// Target of an interval: effect of packets that other nodes send to it.
+/// Target of an interval: effect of packets that other nodes send to the interval.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Entry {
-    /// Accesses to memory or to device registers: base address and size in bytes.
+    /// Packets access memory or device registers. Contains base address and size in bytes.
     Memory(u64, u64),
-    /// Interrupts of this node.
+    /// Packets cause interrupts on this node.
     Interrupts,
-    /// None. The number remains reserved.
+    /// Packets have no effect. The interval number remains reserved.
     Closed,
 }
 
@@ -70,9 +70,9 @@ impl WindowAllocator {
         }
     }
 
-    /// Reserves interval `want` (1…62), or the lowest free one, and `bytes` bytes of the window, a
-    /// multiple of [`PAGE`]. The bytes begin at the lowest free address that is a multiple of
-    /// `align`, a power of two.
+    /// Reserves interval `want` (1…62), or the lowest free interval if `want` is `None`. Also
+    /// reserves `bytes` bytes of the window, a multiple of [`PAGE`]. The bytes begin at the lowest
+    /// free address that is a multiple of `align`, a power of two.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl WindowAllocator {
             .min_by_key(|s| s.start)
     }
 
-    /// Releases an interval and its part of the window.
+    /// Releases an interval and its range of the window.
     pub fn free(&mut self, number: u32) {
         if let Some(slot) = self.spans.get_mut(number as usize) {
             *slot = None;
@@ -145,11 +145,11 @@ impl Targets {
         }
     }
 
-    /// Exports `bytes` bytes at `base`: all intervals without a target access them.
+    /// Exports `bytes` bytes at `base`. Packets for intervals without a target access these bytes.
     ///
     /// # Errors
     ///
-    /// The errors of [`Targets::open`] that concern the range. The list is then unchanged.
+    /// Returns the errors of [`Targets::open`] that concern the range. The list is then unchanged.
     pub fn export(&mut self, base: BusAddr, bytes: u64) -> Result<(), TargetError> {
         self.check(base, bytes)?;
         self.exported = Some((base.0, bytes));
@@ -205,7 +205,7 @@ impl Targets {
     ///
     /// # Errors
     ///
-    /// `Invalid`, `Taken`.
+    /// Returns [`TargetError::Invalid`] or [`TargetError::Taken`].
     pub fn open_interrupts(&mut self, number: u32) -> Result<(), TargetError> {
         self.take(number, Entry::Interrupts)
     }
@@ -245,8 +245,8 @@ impl Targets {
             Some(Some(Entry::Interrupts)) if hold => UNMAPPED_BASE,
             Some(Some(Entry::Closed)) => UNMAPPED_BASE,
             Some(Some(Entry::Interrupts)) => BusAddr(BusAddr::INTERRUPTS.start),
-            // The base address is never 0, because sources disagree on its meaning: no target, or
-            // all of memory.
+            // The base address is never 0, because the documents disagree on the meaning of 0: no
+            // target, or all of memory.
             _ => self.default_base(),
         }
     }

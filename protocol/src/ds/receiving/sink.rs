@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sources of the peer, and readers' memory as destination for them.
+//! Sources of the peer, and GETs from sources to readers' memory.
 
 use super::{FetchState, Pending, Receiving};
 use crate::ds::Violation;
@@ -21,7 +21,8 @@ impl Receiving {
     ///
     /// # Errors
     ///
-    /// The stream has ended, or the ring has no room for the first byte of the source.
+    /// Returns an error if the stream has ended, or if the ring has no free byte for the first byte
+    /// of the source.
     pub(in crate::ds) fn source(
         &mut self,
         nla: Nla,
@@ -39,8 +40,9 @@ impl Receiving {
         Ok(())
     }
 
-    /// Notes as many bytes of the pending source as the ring has room for. Less than a quarter of
-    /// the ring is noted only at the end of the source, or while sources are kept for a reader.
+    /// Adds bytes of the pending source to the ranges to fetch, as far as the ring has free bytes.
+    /// Adds less than a quarter of the ring's size only at the end of the source, or while sources
+    /// are delayed for a reader.
     pub(super) fn extend(&mut self) {
         let Some(source) = self.pending else {
             return;
@@ -56,7 +58,7 @@ impl Receiving {
         self.noted(source, len);
     }
 
-    /// Moves `len` bytes of the source from `pending` to the noted bytes.
+    /// Moves `len` bytes of the source from `pending` to the ranges to fetch.
     fn noted(&mut self, source: Pending, len: u32) {
         self.advance(len, false);
         let whole = self.known == source.end;
@@ -69,29 +71,29 @@ impl Receiving {
         });
     }
 
-    /// Keeps sources for a reader, except the next `most` bytes, which are fetched to the ring.
-    /// `None` ends this state.
+    /// Delays GETs from sources for a reader, except GETs of the next `most` bytes, which are
+    /// fetched to the ring. `None` ends the delay.
     pub(in crate::ds) fn hold(&mut self, most: Option<u32>) {
         self.hold = most;
         self.extend();
     }
 
-    /// Returns whether sources are kept for a reader.
+    /// Returns true if GETs from sources are delayed for a reader.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.hold.is_some()
     }
 
-    /// Returns whether a reader's memory can be the destination: everything before the source was
-    /// read.
+    /// Returns true if a reader's memory can be the destination, because all bytes before the
+    /// source were read.
     #[must_use]
     pub fn can_sink(&self) -> bool {
         self.pending.is_some() && self.count == 0 && self.known == self.read && self.sink.is_none()
     }
 
     /// Makes a reader's memory of `len` bytes the destination of the pending source. Returns the
-    /// number of bytes to be fetched to it. Returns `None` if no source is pending, or bytes before
-    /// it are unread.
+    /// number of bytes to be fetched to the memory. Returns `None` if no source is pending, or if
+    /// bytes before the source are unread.
     pub(in crate::ds) fn offer(&mut self, len: u32) -> Option<u32> {
         let source = self.pending.filter(|_| self.can_sink())?;
         let len = len.min(self.pending());
@@ -103,8 +105,8 @@ impl Receiving {
         Some(len)
     }
 
-    /// Returns the number of bytes that have arrived in the reader's memory, and whether these are
-    /// all.
+    /// Returns the number of bytes that have arrived in the reader's memory, and true if these are
+    /// all bytes of the offer.
     #[must_use]
     pub fn sunk(&self) -> Option<(u32, bool)> {
         let (from, end) = self.sink?;
@@ -113,9 +115,9 @@ impl Receiving {
     }
 
     /// Returns whether a GET to a reader's memory is due or in flight, including memory that was
-    /// taken back.
+    /// withdrawn.
     pub(in crate::ds) fn is_sinking(&self) -> bool {
-        // A completed destination no longer counts, even if its owner has not noticed.
+        // A destination that is filled does not count, even if its owner has not withdrawn it yet.
         let going = self.sink.is_some_and(|(_, end)| self.read.before(end));
         going || self.fetches().iter().any(|f| f.discard)
     }
@@ -130,7 +132,7 @@ impl Receiving {
             if f.sink.take().is_none() {
                 continue;
             }
-            // The failed GETs had the reader's memory as destination, so none of them wrote to the
+            // Reset the count, because the failed GETs wrote to the reader's memory and not to the
             // ring.
             f.failed = 0;
             match f.state {
@@ -145,7 +147,7 @@ impl Receiving {
         self.read.min(end).since(from)
     }
 
-    /// Returns whether the last range is part of a source and had no GET yet.
+    /// Returns true if the last range belongs to a source and no GET was posted for it yet.
     fn is_last_unused(&self) -> bool {
         self.fetches().last().is_some_and(|f| {
             let never = f.state == FetchState::Due && f.failed == 0;
@@ -153,16 +155,16 @@ impl Receiving {
         })
     }
 
-    /// Removes ranges without GET of the source that begins at `from`, from the last one backwards.
-    /// A range with a failed GET is still fetched, because that GET may write late to the offset of
-    /// later bytes.
+    /// Removes ranges of the source that begins at `from` for which no GET was posted, starting
+    /// with the last range. A range with a failed GET is still fetched, because that GET may write
+    /// late to ring offsets that later bytes would use.
     fn pop_unused(&mut self, from: Seq) {
         while from.before(self.known) && self.is_last_unused() {
             let last = self.count.checked_sub(1);
             let Some(f) = last.and_then(|i| self.fetches.get_mut(i)) else {
                 break;
             };
-            // A merged range may begin in the source before.
+            // A merged range may begin in the previous source.
             self.known = f.from.max(from);
             f.len = self.known.since(f.from);
             self.count -= usize::from(f.len == 0);
@@ -170,21 +172,23 @@ impl Receiving {
         }
     }
 
-    /// Processes the withdrawal of the source `from`…`end`, whose begin was announced. Returns the
-    /// number of bytes left out; `None` if another source is still pending.
+    /// Processes the withdrawal of the source `from`…`end`, whose first bytes were announced.
+    /// Returns the number of bytes that are left out. Returns `None` if another source is still
+    /// pending.
     ///
     /// # Errors
     ///
-    /// The stream has ended, or the reader has not passed eight withdrawn ranges.
+    /// Returns an error if the stream has ended, or if the reader has not passed eight withdrawn
+    /// ranges.
     pub(in crate::ds) fn withdraw(
         &mut self,
         from: Seq,
         end: Seq,
     ) -> Result<Option<u32>, Violation> {
         if !self.next().before(end) && self.pending.is_none_or(|s| s.end != end) {
-            // The source was noted completely, or withdrawn before. However, if a reader took its
-            // memory back, its ranges may find no room in the ring for a long time. These are left
-            // out.
+            // All bytes of the source are in the ranges to fetch, or the source was withdrawn
+            // before. If a reader withdrew its memory, ranges may not fit into the ring for a long
+            // time. These ranges are left out.
             let known = self.cut.filter(|(at, _)| *at == end);
             let taken_back = self.next() == end && self.is_last_unused() && !self.finished;
             if known.is_some() || !taken_back {
@@ -201,7 +205,7 @@ impl Receiving {
             return Err(Violation::TooManyWithdrawn);
         }
         self.pop_unused(from);
-        // No later bytes of the source would wake the reader for the bytes present.
+        // Wake the reader for the present bytes, because no later bytes of the source will wake it.
         self.pushed = self.pushed.max(self.known);
         self.voids.add(self.known, end);
         let left = end.since(self.known);
