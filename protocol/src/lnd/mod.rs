@@ -371,7 +371,7 @@ pub struct Counters {
     pub sends: u64,
     /// Messages delivered.
     pub delivered: u64,
-    /// Messages that the peer's LNet has not received and will not receive.
+    /// Messages of which it is known that the peer's LNet never receives them.
     pub not_delivered: u64,
     /// Messages delivered without their payload.
     pub failed: u64,

@@ -33,9 +33,9 @@ pub(super) const QUIET_US: u64 = 100;
 /// [`QUIET_US`].
 pub(super) const QUIET_READS: u8 = 3;
 
-/// G11: factor between two waiting times, for commands stored by the reclaim and for commands of
-/// the last owner. The NIC has had time for the last owner's commands before the wait begins.
-/// Remove the constant when the maximum time is known.
+/// G11: factor by which the waiting time for commands stored by the reclaim exceeds the waiting
+/// time for commands of the last owner. The NIC has had time for the last owner's commands before
+/// the wait begins. Remove the constant when the maximum time is known.
 pub(super) const RECLAIM_SHARE: u64 = 5;
 
 /// G15: how late can an answer arrive? Time in seconds after which a request for a remote register

@@ -4,9 +4,8 @@
 //!
 //! The caller provides a lock, the copies for [`wcbuf::Replay`](wire::wcbuf::Replay), and a
 //! *watch*. The watch is a function that runs some time after it was requested, reads the state
-//! register, and runs again as [`WatchResult`] demands. The watch is necessary because a dropped
-//! packet that no further packet follows would not be noticed otherwise. It also wakes senders that
-//! wait for credits.
+//! register, and runs again as [`WatchResult`] demands. The watch notices a dropped packet even if
+//! no further packet is sent. It also wakes senders that wait for credits.
 //!
 //! Each step of a repair is performed separately with the lock held. The watch performs the steps.
 //! A sender with interrupts disabled blocks the watch. The sender then performs the steps itself

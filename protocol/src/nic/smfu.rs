@@ -70,9 +70,9 @@ impl WindowAllocator {
         }
     }
 
-    /// Reserves interval `want` (1…62), or the lowest free interval if `want` is `None`. Also
-    /// reserves `bytes` bytes of the window, a multiple of [`PAGE`]. The bytes begin at the lowest
-    /// free address that is a multiple of `align`, a power of two.
+    /// Reserves interval `want` (1…62), or the lowest free interval if `want` is `None`. It also
+    /// reserves `bytes` bytes of the window, where `bytes` is a multiple of [`PAGE`]. The bytes
+    /// begin at the lowest free address that is a multiple of `align`, a power of two.
     ///
     /// # Errors
     ///

@@ -2,9 +2,10 @@
 //! Limit of the address tables that hold one user's memory (HW §11.1).
 //!
 //! A table occupies 2 MiB of host memory and exists while at least one page of its 1 GiB of NLA
-//! space is registered. A user that registers much memory and then keeps one page in each GiB would
-//! make the host spend 512 pages for each page. The number of a user's tables is therefore limited
-//! according to the amount of the user's registered memory, plus a spare number.
+//! space is registered. A user could register much memory and then keep only one page in each GiB.
+//! The host would then need 512 pages of tables for each of these pages. The number of a user's
+//! tables is therefore limited according to the amount of the user's registered memory, plus a
+//! fixed number of spare tables.
 
 use crate::nic::nla::NlaRange;
 use core::ops::DerefMut;
@@ -52,8 +53,8 @@ impl<A: DerefMut<Target = [u32]>> TableUse<A> {
         self.pages.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// Returns whether the user may register `range`. A user may have pages in `spare` tables, and
-    /// in two more tables for each GiB of registered memory.
+    /// Returns true if the user may register `range`. A user may have pages in `spare` tables, plus
+    /// two tables for each GiB of registered memory.
     pub fn may_add(&self, range: NlaRange, spare: u32) -> bool {
         let new = tables_of(range).filter(|i| self.of(*i) == 0).count() as u64;
         let filled = (self.total + range.pages) / SPAN;

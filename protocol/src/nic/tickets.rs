@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Questions to a unit of the NIC that executes commands in order, and their answers (HW §11.3,
-//! G17).
+//! Questions to a unit of the NIC that executes commands in order, and the unit's answers (HW
+//! §11.3, G17).
 //!
-//! A question is a command that makes the unit write a word of host memory. Its answer shows that
-//! all earlier commands were executed. Questions are numbered: the answer to any later question
-//! answers a [`Ticket`] too, because an answer may be lost or late.
+//! A question is a command that makes the unit write a word of host memory. This write is the
+//! answer, and it shows that all earlier commands were executed. Questions are numbered. The answer
+//! to any later question answers a [`Ticket`] too, because an answer may be lost or late.
 //!
-//! The number of words is small. A word is reused only after the answer to a question that is later
+//! The number of words is small. A word is reused only after a question was answered that is later
 //! than the last question with this word. The last question may have been asked twice
 //! ([`Ask::Again`]), and its second answer must not count for another question.
 
-/// Number of a question. Its answer shows that all commands given before the question were
+/// Number of a question. Its answer shows that all commands issued before the question were
 /// executed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(u64);
@@ -18,11 +18,11 @@ pub struct Ticket(u64);
 /// Next step to ask a question.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
-    /// Clear this word, then give the command with it.
+    /// Clear the word with this index, and then issue the command that writes it.
     New(Ticket, usize),
-    /// Repeat the command with this word, without clearing it, because no word is free: perhaps all
-    /// answers were lost. The answer counts for existing tickets only, because it may be the late
-    /// first answer.
+    /// Repeat the command that writes the word with this index, without clearing the word. No word
+    /// is free, perhaps because all answers were lost. The answer counts for existing tickets only,
+    /// because it may be the late first answer.
     Again(usize),
 }
 
@@ -62,7 +62,7 @@ impl Tickets {
         }
     }
 
-    /// Begins the next question. The caller checks for answers before.
+    /// Begins the next question. The caller must check for answers first.
     #[must_use]
     pub fn ask(&mut self) -> Ask {
         if self.asked - self.answered >= self.words - 1 {
@@ -77,7 +77,7 @@ impl Tickets {
         ticket.0 <= self.answered
     }
 
-    /// Returns the number of questions.
+    /// Returns the number of questions that were asked.
     pub const fn asked(&self) -> u64 {
         self.asked
     }

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Life cycle of a translation of registered memory: how the NIC is made to forget the memory, and
-//! when memory and NLAs may be freed (HW §11.3, G17).
+//! Life cycle of a translation of registered memory. It defines how the NIC is made to drop the
+//! translation, and when memory and NLAs may be freed (HW §11.3, G17).
 //!
 //! 1. `Live`: the NIC translates addresses to the memory.
 //! 2. `Zeroing`: one context clears the translation entries and commands a flush of the NIC's
 //!    cache.
 //! 3. `Flushed`: the NIC must confirm the flush.
-//! 4. `Forgotten`: the NIC has confirmed, or has lost its access to host memory. Memory and NLAs
-//!    may be freed.
-//! 5. `Releasing`, `Gone`: one context frees them.
+//! 4. `Forgotten`: the NIC has confirmed the flush, or has lost its access to host memory. Memory
+//!    and NLAs may be freed.
+//! 5. `Releasing`, `Gone`: one context frees memory and NLAs, and has freed them.
 //!
-//! If the NIC does not confirm in time, the translation is `Quarantined` instead, until it does.
+//! If the NIC does not confirm in time, the translation is `Quarantined` until the NIC confirms.
 //! Its memory and NLAs remain reserved.
 //!
-//! Several contexts may end the same translation at the same time: its owner, the MMU notifier, a
-//! context that waits for answers of the NIC, and unbinding. Each of them calls
+//! Several contexts may end a translation at the same time: its owner, the MMU notifier, a context
+//! that waits for answers of the NIC, and the driver's unbinding. Each of them calls
 //! [`Lifecycle::next`], executes the operation, and reports the result. [`Lifecycle::revoke`] and
 //! [`Lifecycle::release`] return true for one context only, which clears the entries or frees the
 //! memory.
 //!
-//! The same entries can be used for another translation after the end ([`Lifecycle::begin_again`]).
-//! A [`Generation`] is the generation of the translation: reports of earlier generations have no
-//! effect. A context that must not wait defers the end to a work item ([`Lifecycle::defer`]). The
-//! work item asks for the generation that was deferred ([`Lifecycle::deferred`]), because the
-//! current generation may belong to a new owner.
+//! After the end, the same entries can be used for another translation
+//! ([`Lifecycle::begin_again`]). Each translation has a [`Generation`]. Reports of earlier
+//! generations have no effect. A context that must not wait defers the end to a work item
+//! ([`Lifecycle::defer`]). The work item ends the deferred generation ([`Lifecycle::deferred`]),
+//! because the current generation may belong to a new owner.
 
 use crate::{base::flow, nic::tickets::Ticket};
 
@@ -36,10 +36,10 @@ crate::flow! {
         Zeroing,
         /// The flush is commanded, and the NIC must confirm it.
         Flushed,
-        /// The NIC did not confirm in time. Everything remains reserved until it does.
+        /// The NIC did not confirm in time. Memory and NLAs remain reserved until it confirms.
         Quarantined,
-        /// The NIC has confirmed, or has no access to host memory any more. Memory and NLAs may be
-        /// freed.
+        /// The NIC has confirmed the flush, or has no access to host memory any more. Memory and
+        /// NLAs may be freed.
         Forgotten,
         /// One context frees memory and NLAs.
         Releasing,
@@ -79,7 +79,7 @@ crate::flow! {
     }
 }
 
-/// Generation of a translation. Never 0.
+/// Generation of a translation; never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Generation(u64);
 
@@ -110,19 +110,19 @@ pub struct Answer {
 pub enum Next {
     /// Call [`Lifecycle::revoke`].
     Revoke,
-    /// Wait: another context clears the entries.
+    /// Wait, because another context clears the entries.
     Zeroing,
-    /// Wait: another context frees memory and NLAs.
+    /// Wait, because another context frees memory and NLAs.
     Releasing,
     /// Ask the NIC, unless a question was asked after this flush. Report the result by
     /// [`Lifecycle::answered`].
     Ask(Flush),
-    /// Check whether this ticket is answered. Report the result by [`Lifecycle::forgotten`] or
+    /// Check if this ticket is answered. Report the result by [`Lifecycle::forgotten`] or
     /// [`Lifecycle::asked_again`].
     CheckTicket(Option<Ticket>),
     /// Call [`Lifecycle::release`].
     Release,
-    /// The life has ended.
+    /// This generation has ended.
     Done,
 }
 
@@ -138,11 +138,12 @@ pub enum Why {
 /// Effect of an [`Answer`] on a translation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Effect {
-    /// No effect: the answer does not cover the flush, or another context has reported one.
+    /// No effect, because the answer does not cover the flush, or because another context has
+    /// reported an answer.
     None,
     /// The NIC has forgotten the translation.
     Forgotten,
-    /// The NIC did not answer in time: the translation is in quarantine.
+    /// The NIC did not answer in time, so the translation is in quarantine.
     Quarantined,
 }
 
@@ -164,9 +165,9 @@ pub struct Lifecycle {
     flush: Flush,
     /// Range of pages that the owner of the memory may have replaced.
     replaced_pages: Option<Pages>,
-    /// In quarantine: the ticket that the NIC must answer.
+    /// Ticket that the NIC must answer, while the translation is in quarantine.
     ticket: Option<Ticket>,
-    /// The end of this life was left to a work item.
+    /// True if the end of this generation was left to a work item.
     deferred: bool,
 }
 
@@ -189,7 +190,7 @@ impl Lifecycle {
         }
     }
 
-    /// Creates an ended translation, for [`Lifecycle::begin_again`].
+    /// Creates an ended translation, on which [`Lifecycle::begin_again`] can be called.
     pub const fn over() -> Self {
         Self {
             phase: Phase::Gone,
@@ -239,7 +240,7 @@ impl Lifecycle {
         self.deferred |= self.next(generation) != Next::Done;
     }
 
-    /// Returns generation and next operation if the end was left to a work item.
+    /// Returns the generation and the next operation if the end was left to a work item.
     pub fn deferred(&self) -> Option<(Generation, Next)> {
         let (generation, next) = (self.generation(), self.next(self.generation()));
         (self.deferred && next != Next::Done).then_some((generation, next))
@@ -310,7 +311,7 @@ impl Lifecycle {
         self.step(generation, Event::Released);
     }
 
-    /// Begins the next generation. Returns `None` unless the last one has ended.
+    /// Begins the next generation. Returns `None` unless the current generation has ended.
     #[must_use]
     pub fn begin_again(&mut self) -> Option<Generation> {
         if !self.step(Generation(self.generation), Event::Again) {
@@ -323,7 +324,7 @@ impl Lifecycle {
     }
 
     /// Records that pages may have been replaced. Returns false if the translation is ending, so
-    /// that they do not matter.
+    /// that the pages need not be checked.
     pub fn suspect(&mut self, pages: Pages) -> bool {
         if self.phase != Phase::Live {
             return false;

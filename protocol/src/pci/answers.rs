@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Answers that belong to no lease. A node has at most one pending answer. A later answer replaces
-//! it, and the node repeats the request whose answer it did not get.
+//! the pending one. A node repeats a request whose answer it did not receive.
 
 use wire::ids::NodeId;
 use wire::pci::Message;

@@ -2,20 +2,20 @@
 //! Interval numbers of ended leases that may not be reused yet.
 //!
 //! A fence keeps the target numbers of one lease. The other end is asked repeatedly to confirm that
-//! its windows are closed. After its confirmation, accesses may be in flight for
-//! [`Limits::in_flight_max`] more; then the fence is removed and its numbers are released. Until
-//! then this node opens no other target with these numbers, so that late accesses reach nothing. A
-//! lease without numbers has a fence too, which makes the other end close its side; it is removed
-//! without confirmation after [`Limits::give_up`].
+//! its windows are closed. After its confirmation, accesses may be in flight for another
+//! [`Limits::in_flight_max`]. Then the fence is removed and its numbers are released. Until then
+//! this node opens no other target with these numbers, so that late accesses have no effect. A
+//! lease without numbers has a fence too, so that the other end is asked to close the lease. Such a
+//! fence is removed without confirmation after [`Limits::give_up`].
 
 use super::{earlier, Limits};
 use crate::{Memory, Time};
 use wire::ids::NodeId;
 use wire::pci::LeaseId;
 
-/// Maximum number of fences with numbers: each has a minimum of one, and 62 numbers exist.
+/// Maximum number of fences with numbers. Each fence has at least one number, and 62 numbers exist.
 const NUMBERED: usize = 62;
-/// Maximum number of fences without numbers; a further one replaces the oldest.
+/// Maximum number of fences without numbers. A further fence replaces the oldest.
 const OTHERS: usize = 18;
 
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ struct Fence {
     until: Option<Time>,
     /// Time at which the other end is asked next.
     next: Time,
-    /// Time between the next question and the one after it, in ticks.
+    /// Time between the next question and the question after it, in ticks.
     interval: u64,
     /// Time of the last question; `None` before the first one.
     asked: Option<Time>,
@@ -118,8 +118,8 @@ impl<M: Memory> Fences<M> {
         self.find(node, lease).is_some()
     }
 
-    /// Moves the next question to a node forward, because the node has just sent a message. The
-    /// time between two questions remains at least `retry`.
+    /// Asks a node earlier than scheduled, because the node has just sent a message. The time
+    /// between two questions remains at least `retry`.
     pub(super) fn hasten(&mut self, now: Time, node: NodeId, limits: &Limits) {
         let fences = self.list.iter_mut().flatten();
         for fence in fences.filter(|f| f.node == node && f.until.is_none()) {
@@ -128,7 +128,8 @@ impl<M: Memory> Fences<M> {
         }
     }
 
-    /// Records that a node has no windows any more. The caller must be certain of it.
+    /// Records that a node has no windows any more. The caller must have proof, such as a restart
+    /// of the node.
     pub(super) fn confirm_node(&mut self, now: Time, node: NodeId, limits: &Limits) {
         let fences = self.list.iter_mut().flatten();
         for fence in fences.filter(|f| f.node == node && f.until.is_none()) {
@@ -182,8 +183,8 @@ impl<M: Memory> Fences<M> {
         self.len() == 0
     }
 
-    /// Lists the leases that are not confirmed: node of the other end, lease, set of numbers, and
-    /// time at which the lease was closed at this end.
+    /// Returns the unconfirmed leases: node of the other end, lease, set of numbers, and time at
+    /// which the lease was closed at this end.
     pub fn open(&self) -> impl Iterator<Item = (NodeId, LeaseId, u64, Time)> + '_ {
         let open = self.all().filter(|f| f.until.is_none());
         open.map(|f| (f.node, f.lease, f.numbers, f.since))

@@ -4,27 +4,28 @@
 //!
 //! During a lease, the borrower has windows to the device's memory BARs, and the device has windows
 //! to DMA memory and to an interrupt target of the borrower. Windows and targets are intervals of
-//! the shared memory unit (SMFU, HW §12). At its target, an interval is only a number: any window
-//! with this number reaches the target that is open under it. A number is therefore fenced after
-//! its lease ([`Fences`]). It is not reused before the other end has confirmed that its window is
-//! closed, and not for [`Limits::in_flight_max`] after that, because accesses may be in flight.
+//! the shared memory unit (SMFU, HW §12). The owner of a target identifies accesses only by the
+//! interval number: any window with this number reaches the target that is open under it. A number
+//! is therefore fenced after its lease ([`Fences`]). The number is not reused until the other end
+//! has confirmed that its window is closed, and until [`Limits::in_flight_max`] has passed after
+//! that, because accesses may be in flight.
 //!
 //! * [`Lender`]: devices that this node offers, and their leases.
 //! * [`Borrower`]: leases that this node has, and accesses to configuration registers.
-//! * [`config`]: the registers of a function that a borrower sees and may write.
-//! * [`accel`]: the same without a lender, for devices behind NICs that have no host.
+//! * [`config`]: the configuration registers of a function that a borrower can read and write.
+//! * [`accel`]: leases without a lender, for devices behind NICs that have no host.
 //! * [`Reach`]: bus addresses at the lender that lead into memory of the borrower.
 //!
-//! The state machines do no I/O. The driver reports each event to them: a received message
-//! (`receive`), the time (`time`, due at `next`), the result of an operation (`opened`, `closed`,
-//! `reset`, `configured`), a request of a user. After each event it calls `step` and `work` until
-//! both return `None`. `step` returns the next message or configuration access, which any context
-//! can execute; `work` returns the next operation that may sleep. A message that cannot be sent may
-//! be dropped, because it is repeated.
+//! The state machines do no I/O. The driver reports each event to them. Events are a received
+//! message (`receive`), the time (`time`, due at `next`), the result of an operation (`opened`,
+//! `closed`, `reset`, `configured`), and a request of a user. After each event it calls `step` and
+//! `work` until both return `None`. `step` returns the next message or configuration access, which
+//! any context can execute; `work` returns the next operation that may sleep. A message that cannot
+//! be sent may be dropped, because it is repeated.
 //!
-//! `new` allocates all memory. Every other call takes a bounded time (tables have tens of entries),
-//! never sleeps, and may be made in any context. The caller serializes the calls of a state machine
-//! with a lock.
+//! Only `new` allocates memory. Every other call takes a limited time, because tables have tens of
+//! entries. It never sleeps, and may be made in any context. The caller serializes the calls of a
+//! state machine with a lock.
 
 pub mod accel;
 mod answers;
@@ -51,8 +52,8 @@ pub struct Limits {
     pub timeout_ms: u32,
     /// Maximum `timeout_ms` of all nodes in the network, up to
     /// [`LONGEST_LEASE_MS`](wire::pci::LONGEST_LEASE_MS). Use that constant unless the maximum is
-    /// known to be smaller: no state machine agrees to a longer time-out, and
-    /// [`Limits::with_quarantine`] relies on that.
+    /// known to be smaller. The state machines reject longer time-outs, and
+    /// [`Limits::with_quarantine`] relies on this limit.
     pub longest_ms: u32,
     /// Interval after which a request is repeated for the first time. It is doubled at each
     /// repetition, up to `retry_max`.
@@ -61,31 +62,32 @@ pub struct Limits {
     pub retry_max: u64,
     /// Maximum time for which a message or an access through an interval may be in flight.
     pub in_flight_max: u64,
-    /// Time after its start during which a state machine hands out no interval numbers. Other nodes
-    /// lose the leases of its earlier life within this time. See [`Limits::with_quarantine`].
+    /// Time after its start during which a state machine assigns no interval numbers. Within this
+    /// time, other nodes end their leases from before the start. See [`Limits::with_quarantine`].
     pub quarantine: u64,
     /// Maximum time for an access to a configuration register.
     pub access: u64,
     /// Interval between repetitions of an access to a configuration register.
     pub access_retry: u64,
-    /// Time for which the end of a lease without interval numbers is asked to confirm.
+    /// Time for which the other end is asked to confirm the end of a lease without interval
+    /// numbers.
     pub give_up: u64,
     /// Maximum number of leases that one node may have from a lender.
     pub per_node: u8,
     /// Maximum DMA memory of a lease in bytes, used by the lender. The lender's windows to this
     /// memory take address space from other users of its NIC.
     pub dma_max: u64,
-    /// Minimum time between the end of a reset and the begin of the next reset that a borrower
+    /// Minimum time between the end of a reset and the start of the next reset that a borrower
     /// requests, used by the lender. The lender serves other borrowers in the meantime.
     pub reset_pause: u64,
 }
 
 impl Limits {
     /// Sets [`Limits::quarantine`] to the sum of `longest_ms`, `end` and `in_flight_max`. `end` is
-    /// the maximum time, in ticks, from the end of a lease until a driver has closed its intervals:
-    /// the time of [`lender::Work::Close`] and [`borrower::Work::Close`], including everything that
-    /// these wait for. The longest time-out of any node counts, because the other ends are the ones
-    /// that must lose their leases.
+    /// the maximum time, in ticks, from the end of a lease until a driver has closed its intervals.
+    /// It covers [`lender::Work::Close`] and [`borrower::Work::Close`], including all waits in
+    /// them. `longest_ms` is used because the other nodes must end their leases, each after its own
+    /// time-out.
     #[must_use]
     pub const fn with_quarantine(mut self, end: u64) -> Self {
         let lost = self.ticks(self.longest_ms);
@@ -99,7 +101,7 @@ impl Limits {
     }
 }
 
-/// Generator of random numbers that serve as names of leases, devices and lives.
+/// Generator of random numbers that identify leases, devices and incarnations of state machines.
 #[derive(Clone, Copy)]
 pub(crate) struct RandomNumbers(pub(crate) u64);
 

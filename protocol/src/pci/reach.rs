@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Bus addresses at the lender that lead into memory of the borrower.
 
-/// Maximum number of interrupt vectors of a lease: the maximum of MSI-X.
+/// Maximum number of interrupt vectors of a lease, which is the maximum of MSI-X.
 pub const VECTORS: u32 = 2048;
 
 /// Window in the lender's NIC. An access of the device to an address in the window reaches the same
@@ -56,8 +56,8 @@ impl Reach {
 
     /// Returns address and data of the message for an interrupt vector, if this is the interrupt
     /// window. Returns `None` for vectors from [`VECTORS`] on. All vectors share one address,
-    /// because the vectors of multi-message MSI do. The borrower's NIC reports neither address nor
-    /// data (G26).
+    /// because multi-message MSI requires this. The borrower's NIC reports neither address nor data
+    /// (G26).
     #[must_use]
     pub const fn message(self, vector: u32) -> Option<(u64, u32)> {
         if vector < VECTORS && self.bytes >= 4 {

@@ -10,8 +10,8 @@ use wire::rma::{
     last_fragment_len, Command, Fault, LockResult, LockTarget, Notification, NotificationType,
 };
 
-/// Returns the kind of command that a notification belongs to. The unit of a lock operation is
-/// unknown.
+/// Returns the kind of command to which a notification belongs. The notification does not name the
+/// unit of a lock operation.
 fn kind(n: &Notification) -> Option<Action> {
     use NotificationType::{Completer, Requester};
     match (n.kind, n.command) {
@@ -37,8 +37,8 @@ impl CommandInFlight {
 }
 
 impl<M: Memory, T: Clone> Transfers<M, T> {
-    /// Processes a notification of the port. Returns false, and counts it, if it belongs to no
-    /// command in flight: a peer caused it, or it is too late.
+    /// Processes a notification of the port. Returns false, and counts the notification, if it
+    /// belongs to no command in flight. Such a notification was caused by a peer, or is too late.
     pub fn process_notification(&mut self, n: &Notification) -> bool {
         match self.find_flight(n) {
             Some(at) => self.answered(at, n),
@@ -63,12 +63,12 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             let found = self.oldest_same(peer, action, key, |f| {
                 f.is_lock() || last_fragment_len(f.len) == last
             });
-            // The error of a lock operation may contain no number.
+            // The error of a lock operation may contain no lock number.
             if found.is_some() || !failed {
                 return found;
             }
         }
-        // Searches in the order of posting.
+        // Search the commands in the order of posting.
         let mut next = self.peers.get(peer)?.flights.first();
         while let Some(at) = next {
             let f = self.flights.get(at)?;
@@ -81,7 +81,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         None
     }
 
-    /// Returns the command with a key that was posted first.
+    /// Returns the oldest command with this kind and key.
     fn oldest_same(
         &mut self,
         peer: Index,
@@ -126,7 +126,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             return;
         };
         let fault = match flight.role {
-            // Any answer proves the order, even an error.
+            // Any answer proves that earlier commands were answered, even an error.
             Role::Fence => {
                 job.fenced = false;
                 None
@@ -164,7 +164,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Drops late commands that precede an answered lock operation of the same class. `unit` has
-    /// answered the lock operation, so earlier answers can no longer arrive.
+    /// answered the lock operation, so no earlier answer of this unit can arrive any more.
     fn drop_fenced(&mut self, lock: &CommandInFlight, unit: LockTarget) {
         let Some(peer) = self.peers.get(lock.peer).filter(|p| p.late > 0) else {
             return;
@@ -176,7 +176,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                 return;
             };
             let reached = match f.action {
-                // The local requester notifies of PUTs, in order with all commands.
+                // The local requester sends the notifications of PUTs, in the order of all
+                // commands.
                 Action::Put => true,
                 Action::Get => unit == LockTarget::Responder,
                 Action::Lock(at) => at == unit,

@@ -14,7 +14,7 @@ pub(super) struct DataCommand {
     pub(super) local: u64,
     pub(super) remote: u64,
     pub(super) len: u32,
-    /// The peer gets a notification.
+    /// True if the peer gets a notification.
     pub(super) notify_peer: bool,
 }
 
@@ -93,14 +93,14 @@ pub(super) fn value(to: (NodeId, Vpid), class: u8, value: u64) -> Descriptor {
     descriptor(to, NotifySpec::from_bits(4), op)
 }
 
-/// Returns the kind, address or lock number, and length that the notification of a command is
-/// recognised by.
+/// Returns the properties by which the notification of a command is recognised: kind, address or
+/// lock number, and length.
 pub(super) fn subject(op: &Operation) -> (Action, u64, u32) {
     match *op {
         Operation::Get { local, len, .. } => (Action::Get, local, len),
         Operation::Put { local, len, .. } => (Action::Put, local, len),
         Operation::Lock { at, number, .. } => (Action::Lock(at), number.into(), 0),
-        // These are posted without notification.
+        // These commands are posted without notification.
         Operation::NotificationPut { value, .. } | Operation::ImmediatePut { value, .. } => {
             (Action::Put, value, 0)
         }

@@ -27,7 +27,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.set_quiet(at, Quiet::Settled);
     }
 
-    /// Ends a transfer early, unless it has an outcome. Its commands in flight become late.
+    /// Ends a transfer early, unless it has an outcome. The transfer's commands in flight become
+    /// late.
     pub(super) fn give_up(&mut self, at: Index, cause: Failure, now: Time) {
         let state = self.jobs.get(at).map(|job| job.state);
         if matches!(
@@ -128,7 +129,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.jobs.push::<EVENTS>(list, at);
     }
 
-    /// Returns whether a queue has a report.
+    /// Returns true if a queue contains a report.
     pub fn has_events(&self, queue: Queue) -> bool {
         let [direct, deferred] = &self.events;
         !match queue {
@@ -138,8 +139,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         .is_empty()
     }
 
-    /// Returns the next report for an owner. Unless it has `quiet`, the driver calls
-    /// [`Transfers::report_done`] afterwards, because an owner gets one report at a time.
+    /// Returns the next report for an owner. If the report has no `quiet`, the driver calls
+    /// [`Transfers::report_done`] afterwards, because an owner receives one report at a time.
     pub fn next_event(&mut self, queue: Queue) -> Option<Event<T>> {
         let [direct, deferred] = &mut self.events;
         let list = match queue {
@@ -172,7 +173,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Records that the owner has received the last report of [`Transfers::next_event`]. Returns
-    /// whether another report to this owner is due.
+    /// true if another report to this owner is due.
     pub fn report_done(&mut self, ticket: Ticket) -> bool {
         let Some(at) = self.jobs.find(ticket.0) else {
             return false;
@@ -184,7 +185,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.jobs.get(at).is_some_and(|job| job.queued)
     }
 
-    /// Removes one transfer from the count of its peer, and the peer after its last transfer.
+    /// Removes one transfer from the count of its peer. Removes the peer after its last transfer.
     fn leave_peer(&mut self, at: Index) {
         let Some(peer) = self.peers.get_mut(at) else {
             return;
@@ -204,8 +205,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         self.peers.remove(at);
     }
 
-    /// Handles up to `most` expired deadlines. Returns whether more have expired; the driver then
-    /// calls it again.
+    /// Handles up to `most` expired deadlines. Returns true if more deadlines have expired. The
+    /// driver then calls this function again.
     pub fn expire(&mut self, now: Time, most: usize) -> bool {
         for _ in 0..most {
             let due = self.deadlines.first().filter(|(at, _)| *at <= now);
@@ -239,14 +240,15 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         true
     }
 
-    /// Returns a mark for [`Transfers::abort`] that covers all transfers submitted so far.
+    /// Returns the serial number of the last submitted transfer, which the caller passes to
+    /// [`Transfers::abort`] to end all transfers submitted so far.
     pub fn mark(&self) -> u64 {
         self.serial
     }
 
-    /// Ends transfers with all VPIDs of a node, submitted before `mark`, with
-    /// [`Failure::PeerLost`]. Ends up to `most` transfers. Returns whether there are more; the
-    /// driver then calls it again.
+    /// Ends up to `most` transfers with a node, on all of its VPIDs, with [`Failure::PeerLost`].
+    /// Only ends transfers up to the serial number `mark`. Returns true if such transfers remain.
+    /// The driver then calls this function again.
     pub fn abort(&mut self, node: NodeId, mark: u64, now: Time, most: usize) -> bool {
         let mut left = most;
         let mut next = self.all_peers.first();
@@ -266,7 +268,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         false
     }
 
-    /// Returns a transfer of a peer without outcome that was submitted before `mark`.
+    /// Returns a transfer of a peer that has no outcome and a serial number up to `mark`.
     fn live_until(&self, peer: Index, mark: u64) -> Option<Index> {
         let peer = self.peers.get(peer)?;
         for list in LIVE {
@@ -282,8 +284,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
     }
 
     /// Ends all transfers with [`Failure::Down`], without waiting for answers. Transfers with
-    /// commands in flight become quiet for the given reason. Ends up to `most` transfers. Returns
-    /// whether there are more; the driver then calls it again.
+    /// commands in flight become quiet for the reason `quiet`. Ends up to `most` transfers. Returns
+    /// true if transfers remain. The driver then calls this function again.
     pub fn close(&mut self, quiet: Quiet, now: Time, most: usize) -> bool {
         let mut left = most;
         let mut next = self.all_peers.first();

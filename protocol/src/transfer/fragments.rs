@@ -3,7 +3,7 @@
 
 use crate::Memory;
 
-/// End of a list: no cell.
+/// Index that marks the end of a list.
 const NONE: u32 = u32::MAX;
 
 /// Contiguous memory of bus addresses or NLAs, depending on the transfer.
@@ -16,7 +16,7 @@ pub struct Fragment {
 }
 
 impl Fragment {
-    /// Returns whether the fragment has bytes, and does not exceed the address space.
+    /// Returns true if the fragment has bytes and does not exceed the address space.
     fn is_valid(&self) -> bool {
         self.len != 0 && self.address.checked_add(self.len - 1).is_some()
     }
@@ -48,7 +48,7 @@ struct Cell {
     next: u32,
 }
 
-/// Remainder of a list: its first cell, and the number of processed bytes in this cell.
+/// Remainder of a list, given by its first cell and the number of processed bytes in this cell.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cursor {
     first: u32,
@@ -96,8 +96,8 @@ impl<M: Memory> Pool<M> {
         self.cells.get_mut(index as usize)
     }
 
-    /// Stores a list that was measured. The caller checked that the pool has room. Adjacent
-    /// fragments are merged.
+    /// Stores a list that was measured. The caller has checked that the pool has enough free cells.
+    /// Adjacent fragments are merged.
     pub(super) fn store(&mut self, list: impl Iterator<Item = Fragment>) -> Cursor {
         let (mut first, mut last) = (NONE, NONE);
         for fragment in list {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Numbers of locks.
+//! Allocation of lock numbers.
 
 /// Allocator of lock numbers for operations that do not change a lock. An answer contains only the
 /// lock number, so a number is not reused while an answer with this number may arrive.

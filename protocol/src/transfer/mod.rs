@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Transfers between fragment lists, and lock operations, over one RMA port.
 //!
-//! [`Transfers`] keeps all transfers of a port. It divides them into commands, at the ends of local
-//! and remote fragments and after [`Limits::command`] bytes. It selects the next command to post,
-//! and assigns notifications to commands. It ends transfers after their deadline, and reports when
-//! their memory may be used again.
+//! [`Transfers`] contains all transfers of a port. It divides transfers into commands, at the ends
+//! of local and remote fragments and after [`Limits::command`] bytes. It selects the next command
+//! to post, and assigns notifications to commands. It ends transfers after their deadline, and
+//! reports when their memory may be used again.
 //!
 //! # State machine
 //!
 //! The states of a transfer are in [`TransferState`]. A `Queued` transfer becomes `InFlight` with
-//! its first command, and `Quiet` when all commands were answered. After an error it is `Failing`:
-//! its other commands are awaited, and no more are posted. A transfer that ends early (time-out,
-//! cancellation, loss of its peer) is `Late`: it has a result, but its commands are in flight.
+//! its first command, and `Quiet` when all commands were answered. After an error the transfer is
+//! `Failing`: the answers to its other commands are awaited, and no further commands are posted. A
+//! transfer that ends early (time-out, cancellation, loss of its peer) is `Late`: it has a result,
+//! but some of its commands are still in flight.
 //!
-//! The owner of a transfer gets two reports, each once: its outcome, and, at the same time or
-//! later, that it is quiet ([`Quiet`]). No command of a quiet transfer can touch memory.
+//! The owner of a transfer receives two facts, each once: the outcome of the transfer, and, at the
+//! same time or later, that the transfer is quiet ([`Quiet`]). No command of a quiet transfer can
+//! touch memory.
 //!
 //! # Driver
 //!
@@ -22,34 +24,36 @@
 //!
 //! * It passes transfers to [`Transfers::submit`], and notifications of the port to
 //!   [`Transfers::process_notification`].
-//! * It calls [`Transfers::post`] after each of these, and when the port has room again.
+//! * It calls [`Transfers::post`] after each of these calls, and when the port can accept commands
+//!   again.
 //! * It calls [`Transfers::expire`] at [`Transfers::next_deadline`].
 //! * It reports the events of [`Transfers::next_event`] to their owners, and calls
-//!   [`Transfers::report_done`] after each.
+//!   [`Transfers::report_done`] after each event without `quiet`.
 //!
 //! # Assignment of notifications
 //!
-//! A notification names only unit, peer, command and the local address of the last fragment (HW
-//! §10.4). Commands in flight are found by a hash of these. An error may name any address within a
-//! command, so the commands of the peer are searched, whose number is bounded. Two GETs, or two
-//! PUTs, of a peer are never in flight together if their local memory overlaps. The same holds for
-//! two operations on one lock. Therefore the notification of one command is never taken for a lost
-//! notification of another one.
+//! A notification contains only the unit, the peer, the kind of the command and the local address
+//! of its last fragment (HW §10.4). Commands in flight are found by a hash of these values. An
+//! error may contain any address within a command, so all commands of the peer are searched, whose
+//! number is limited. Two GETs, or two PUTs, of a peer are never in flight together if their local
+//! memory overlaps. Two operations on one lock are never in flight together either. Therefore the
+//! notification of one command is never mistaken for a lost notification of another command.
 //!
 //! # Late commands
 //!
 //! The commands of a `Late` transfer are kept for [`Limits::absorb`], because their notifications
-//! may still arrive. A new command that could be confused with a late one waits for a *fence*. A
-//! fence is a lock operation without effect, performed by the unit whose answer is missing. A unit
-//! answers all requests of one traffic class in order (HW §10.8), so the late command is dropped
-//! after the fence. The fence also prevents late answers from writing to memory of a later transfer
-//! with the same peer.
+//! may still arrive. A new command that could be confused with a late command waits for a *fence*.
+//! A fence is a lock operation without effect, performed by the unit whose answer is missing. A
+//! unit answers all requests of one traffic class in order (HW §10.8), so the late command is
+//! dropped after the fence. The fence also prevents late answers from writing to memory of a later
+//! transfer with the same peer.
 //!
 //! # Fairness
 //!
-//! Peers (a node and a VPID) post in turn, one command each. Commands and bytes in flight are
-//! bounded per peer, transfers and fragments per node. Therefore a stalled peer leaves resources
-//! for others.
+//! A peer is a node and a VPID. The transfers of different peers post their commands in round-robin
+//! order, one command per peer. The numbers of commands and bytes in flight are limited per peer,
+//! and the numbers of transfers and fragments per node. Therefore a stalled peer leaves resources
+//! for other peers.
 //!
 //! ```
 //! use protocol::transfer::*;
@@ -135,11 +139,12 @@ crate::flow! {
         Queued,
         /// Commands were posted.
         InFlight,
-        /// A command failed. Other commands in flight are awaited, and no more are posted.
+        /// A command failed. Other commands in flight are awaited, and no further commands are
+        /// posted.
         Failing,
-        /// It has an outcome; its commands in flight are not answered.
+        /// The transfer has an outcome, but some of its commands are still in flight.
         Late,
-        /// It is quiet: no command is in flight.
+        /// The transfer is quiet, because no command is in flight.
         Quiet,
     }
     /// Events of a transfer or lock operation.
@@ -150,11 +155,12 @@ crate::flow! {
         Finish,
         /// A command failed.
         Fault,
-        /// It ends early: time-out, cancellation, loss of its peer, failure of the port.
+        /// The transfer ends early, because of a time-out, its cancellation, the loss of its peer,
+        /// or a failure of the port.
         GiveUp,
         /// The last command in flight was answered, or fenced.
         LastAnswer,
-        /// The wait for late answers ends.
+        /// [`Limits::absorb`] has passed without all late answers, or the port is closed.
         Forget,
     }
     transitions {
@@ -173,29 +179,31 @@ crate::flow! {
 /// Sizes of the tables, which are allocated by [`Transfers::new`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capacity {
-    /// Maximum number of transfers and lock operations, including late ones; up to 65,536.
+    /// Maximum number of transfers and lock operations, including late transfers; up to 65,536.
     pub transfers: usize,
-    /// Maximum number of fragments, of all transfers together, that are not posted yet.
+    /// Maximum number of fragments of all transfers together that have bytes without a posted
+    /// command.
     pub fragments: usize,
-    /// Maximum number of commands in flight, including late ones; up to 65,536.
+    /// Maximum number of commands in flight, including late commands; up to 65,536.
     pub commands: usize,
 }
 
 /// Limits of peers and nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Maximum number of commands in flight to a peer, including late ones, without fences.
+    /// Maximum number of commands in flight to a peer, including late commands. Fences do not
+    /// count.
     pub window: usize,
-    /// Maximum number of bytes in flight to a peer. A single command may exceed it.
+    /// Maximum number of bytes in flight to a peer. A single command may exceed the limit.
     pub window_bytes: u64,
     /// Maximum size of a command in bytes, 1…8 MiB.
     pub command: u32,
-    /// Maximum number of transfers with all VPIDs of a node, including late ones.
+    /// Maximum number of transfers with all VPIDs of a node, including late transfers.
     pub node: usize,
-    /// Maximum number of [`Capacity::fragments`] for a node.
+    /// Maximum number of [`Capacity::fragments`] that the transfers with one node may use.
     pub node_fragments: usize,
-    /// Time for which late notifications are awaited, in ticks; longer than any packet is in
-    /// flight.
+    /// Time for which late notifications are awaited, in ticks. The time must be longer than any
+    /// packet can be in flight.
     pub absorb: u64,
 }
 
@@ -220,14 +228,14 @@ pub enum Notify {
     /// No notification.
     #[default]
     Nothing,
-    /// A notification for each command, including refused ones. For a PUT, the completer sends it
-    /// when the data have arrived. For a GET, the responder sends it when the data were read.
+    /// A notification for each command, including refused commands. For a PUT, the completer sends
+    /// it when the data have arrived. For a GET, the responder sends it when the data were read.
     Each,
-    /// A notification for the last command, which is posted after all others were answered without
-    /// error.
+    /// A notification for the last command, which is posted after all other commands were answered
+    /// without error.
     Last,
-    /// A notification PUT behind the data, after all commands were answered without error. The peer
-    /// receives the value, and the class in the size field.
+    /// A notification PUT that follows the data, after all commands were answered without error.
+    /// The peer receives the value, and the class in the size field.
     Value {
         /// Class of the notification PUT, in its size field.
         class: u8,
@@ -243,8 +251,8 @@ pub struct TransferKind {
     pub direction: Direction,
     /// Notification of the peer.
     pub notify: Notify,
-    /// For a PUT: the transfer is complete only after a lock operation behind the data was answered
-    /// by the peer's completer. No data arrive later then. A packet lost by the network is not
+    /// True if a PUT is complete only after the peer's completer has answered a lock operation that
+    /// follows the data. No data arrive after that. A packet that the network has lost is not
     /// detected.
     pub confirm: bool,
 }
@@ -252,7 +260,7 @@ pub struct TransferKind {
 /// Fetch-compare-and-add operation on a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lock {
-    /// Unit that performs it.
+    /// Unit that performs the operation.
     pub at: LockTarget,
     /// Lock number, 24 bits.
     pub number: u32,
@@ -271,12 +279,13 @@ pub struct Terms {
     pub vpid: Vpid,
     /// Traffic class, 0…3.
     pub class: u8,
-    /// Addresses are NLAs (true) or bus addresses (false).
+    /// True if addresses are NLAs, false if they are bus addresses.
     pub translate: bool,
     /// Time at which the transfer ends with [`Failure::TimedOut`].
     pub deadline: Time,
-    /// Time at which the transfer times out if commands are still not posted. The reason is that
-    /// the peer may have reused the memory by then. Confirmation and fences do not count.
+    /// Time at which the transfer times out if some of its commands were not posted. The limit is
+    /// necessary because the peer may have reused the memory by then. The confirmation and fences
+    /// do not count.
     pub post_by: Option<Time>,
     /// Queue for the events of the transfer.
     pub queue: Queue,
@@ -307,7 +316,7 @@ pub enum Failure {
     Fault(Fault),
     /// [`Terms::deadline`] or [`Terms::post_by`] has expired.
     TimedOut,
-    /// It was cancelled.
+    /// The owner cancelled the transfer.
     Cancelled,
     /// The driver ended all transfers of its peer ([`Transfers::abort`]).
     PeerLost,
@@ -319,12 +328,12 @@ pub enum Failure {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Quiet {
     /// All posted commands, or fences behind them, were answered, or the NIC can no longer touch
-    /// memory. The memory may be used again.
+    /// memory. The memory may be used again at once.
     Settled,
     /// No answer arrived for [`Limits::absorb`]. It is assumed that none will arrive. Memory that a
-    /// late answer would damage needs another protection.
+    /// late answer would damage must be protected in another way.
     Unanswered,
-    /// The port is about to be closed, and commands were in flight.
+    /// The port is about to be closed while commands are in flight.
     Closed,
 }
 
@@ -345,13 +354,15 @@ pub enum SubmitError {
 /// Report to the owner of a transfer.
 #[derive(Debug)]
 pub struct Event<T> {
-    /// Transfer that the report is about.
+    /// Transfer to which the report belongs.
     pub ticket: Ticket,
-    /// Token of the owner. The report with `quiet` returns the original.
+    /// Token of the owner. The report with `quiet` returns the original token; an earlier report
+    /// returns a clone.
     pub token: T,
     /// Outcome of the transfer, reported once.
     pub outcome: Option<Result<Done, Failure>>,
-    /// The transfer is quiet; this is its last report.
+    /// Reason for which the transfer is quiet. A report with this reason is the last report of the
+    /// transfer.
     pub quiet: Option<Quiet>,
 }
 
@@ -361,8 +372,8 @@ pub trait Port {
     ///
     /// # Errors
     ///
-    /// `Later`: the port has no room; the driver calls [`Transfers::post`] when it has. `Never`:
-    /// the port has failed.
+    /// Returns `Later` if the port is full; the driver must call [`Transfers::post`] when the port
+    /// can accept commands again. Returns `Never` if the port has failed.
     fn post(&mut self, page: PageOptions, descriptor: &Descriptor) -> Result<(), TransportError>;
 }
 
@@ -371,7 +382,7 @@ pub trait Port {
 pub struct Posted {
     /// Commands posted.
     pub commands: usize,
-    /// More commands may be possible; the driver calls it again.
+    /// True if more commands may be possible. The driver then calls [`Transfers::post`] again.
     pub more: bool,
 }
 

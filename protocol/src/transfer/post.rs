@@ -13,10 +13,10 @@ use wire::rma::{Descriptor, Direction, LockTarget, PageOptions};
 /// Next command of a transfer.
 #[derive(Clone, Copy)]
 enum Next {
-    /// No command, or none before an answer arrives.
+    /// No command can be posted, at least until an answer arrives.
     Nothing,
     Data(DataCommand),
-    /// Notification PUT behind the data.
+    /// Notification PUT that follows the data.
     Notify {
         class: u8,
         value: u64,
@@ -28,17 +28,17 @@ enum Next {
 /// Condition that delays a command.
 enum Conflict {
     None,
-    /// Its notification could be confused with that of a command in flight.
+    /// The command's notification could be confused with the notification of a command in flight.
     Wait,
-    /// Its notification could be confused with that of a late command. A fence at this unit, in
-    /// this class, resolves that.
+    /// The command's notification could be confused with the notification of a late command. A
+    /// fence at this unit and in this class resolves the conflict.
     Ask {
         at: LockTarget,
         class: u8,
     },
 }
 
-/// Result of a peer's turn.
+/// Result of an attempt to post one command of a peer.
 enum TurnResult {
     /// A command was posted, or a transfer ended because of the port or its time.
     Used,
@@ -48,7 +48,7 @@ enum TurnResult {
     Stop,
 }
 
-/// Command and its role; a command without notification has none.
+/// Command and its role. A command without notification has no role.
 struct Command {
     role: Option<Role>,
     page: PageOptions,
@@ -73,19 +73,20 @@ fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
     }
 }
 
-/// Returns the unit of the peer that answers a command, or that answers behind it.
+/// Returns the unit whose answer to a fence shows that all earlier answers to this kind of command
+/// have arrived.
 fn answering_unit(action: Action) -> LockTarget {
     match action {
         Action::Get => LockTarget::Responder,
-        // The local requester notifies of PUTs, in order with all commands.
+        // The local requester sends the notifications of PUTs, in the order of all commands.
         Action::Put => LockTarget::Completer,
         Action::Lock(at) => at,
     }
 }
 
 impl<M: Memory, T: Clone> Transfers<M, T> {
-    /// Posts up to `most` commands. The driver calls it after new transfers, notifications and
-    /// time-outs, and when the port has room again.
+    /// Posts up to `most` commands. The driver calls this function after new transfers,
+    /// notifications and time-outs, and when the port can accept commands again.
     pub fn post(&mut self, port: &mut impl Port, now: Time, most: usize) -> Posted {
         let mut posted = Posted::default();
         let mut turns = 0;
@@ -97,7 +98,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             match self.turn_of(peer, port, now) {
                 TurnResult::Used => {
                     turns += 1;
-                    // Moves the peer to the end of the list.
+                    // Move the peer to the end of the list.
                     self.leave_turn(peer);
                     self.take_turn(peer);
                 }
@@ -128,7 +129,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
                     if self.is_finished(job) {
                         self.finish(job);
                     } else {
-                        // Moves the transfer behind the other ones of the peer.
+                        // Move the transfer behind the other transfers of the peer.
                         self.move_to(job, Some(PeerList::Ready));
                     }
                     return TurnResult::Used;
@@ -198,13 +199,13 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         }
     }
 
-    /// Returns whether the transfer has a command to post, regardless of others.
+    /// Returns true if the transfer has a command to post, regardless of other transfers.
     pub(super) fn has_next(&self, job: Index) -> bool {
         let job = self.jobs.get(job);
         job.is_some_and(|job| !matches!(self.next(job), Next::Nothing))
     }
 
-    /// Returns whether all commands of a transfer were posted and answered.
+    /// Returns true if all commands of a transfer were posted and answered.
     pub(super) fn is_finished(&self, job: Index) -> bool {
         let Some(job) = self.jobs.get(job) else {
             return false;
@@ -217,7 +218,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
             }
     }
 
-    /// Returns whether [`Terms::post_by`](super::Terms::post_by) of a transfer has expired.
+    /// Returns true if [`Terms::post_by`](super::Terms::post_by) of a transfer has passed.
     fn is_too_late(&self, job: Index, now: Time) -> bool {
         let job = self.jobs.get(job);
         job.is_some_and(|job| job.post_by.is_some_and(|at| at <= now))
@@ -254,8 +255,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         Attempt::Posted
     }
 
-    /// Returns the next command of a transfer, or a fence that it needs first. The error is the
-    /// reason why there is none.
+    /// Returns the next command of a transfer, or a fence that the transfer needs first. The error
+    /// is the reason for which no command can be posted.
     fn prepare(&mut self, peer: Index, at: Index) -> Result<Command, Attempt> {
         let (Some(job), Some(p)) = (self.jobs.get(at), self.peers.get(peer)) else {
             return Err(Attempt::Moved(PeerList::Waiting));
@@ -277,7 +278,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         let conflict = if !full {
             self.conflict(peer, &next)
         } else if p.late > 0 && !fenced {
-            // A fence may show that late commands are finished.
+            // The window is full. A fence may show that late commands in the window are finished.
             self.oldest_late(peer)
         } else {
             return Err(Attempt::Window);
@@ -285,7 +286,8 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         match conflict {
             Conflict::None => {}
             Conflict::Wait => return Err(Attempt::Moved(PeerList::Blocked)),
-            // One fence at a time, because its answer may also resolve this condition.
+            // A transfer waits for one fence at a time, because the fence's answer may also resolve
+            // this conflict.
             Conflict::Ask { .. } if fenced => return Err(Attempt::Moved(PeerList::Blocked)),
             Conflict::Ask { at, class } => {
                 let lock = self.no_op_lock(peer, at)?;
@@ -375,8 +377,9 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         }
     }
 
-    /// Returns a lock operation without effect. An answer contains only its number, so a number is
-    /// not reused while its answer is outstanding. If all numbers are in use, the transfer waits.
+    /// Returns a lock operation without effect. An answer contains only the lock number, so a
+    /// number is not reused while its answer is outstanding. If all numbers are in use, the
+    /// transfer must wait.
     fn no_op_lock(&mut self, peer: Index, at: LockTarget) -> Result<Lock, Attempt> {
         let peer = self.peers.get_mut(peer);
         let number = peer.and_then(|p| p.numbers.take(p.used));
@@ -404,8 +407,9 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         Conflict::Wait
     }
 
-    /// Returns the condition that delays a command: commands in flight with confusable
-    /// notifications. Locks differ in their number, GETs and PUTs in their local addresses.
+    /// Returns the conflict that delays a command, if its notification could be confused with the
+    /// notification of a command in flight. Lock operations differ in the lock number, and GETs and
+    /// PUTs in their local addresses.
     fn conflict(&self, peer: Index, next: &Next) -> Conflict {
         let (action, start, len) = match *next {
             Next::Data(p) => (Action::of(p.direction), p.local, p.len),

@@ -98,7 +98,7 @@ impl<M: Memory, T> Transfers<M, T> {
         self.insert(terms, peer, kind, token)
     }
 
-    /// Returns the peer entry, if one more transfer of the peer is possible.
+    /// Returns the peer's entry if one more transfer with the peer is possible.
     fn admit(&mut self, terms: &Terms) -> Result<Index, SubmitError> {
         if self.jobs.room() == 0 {
             return Err(SubmitError::Transfers);
@@ -124,7 +124,7 @@ impl<M: Memory, T> Transfers<M, T> {
             numbers: LockNumbers::default(),
             in_turn: false,
         };
-        // The table has room, because it has one entry per transfer.
+        // Cannot fail, because the table has one entry per transfer.
         let Ok((at, _)) = self.peers.insert(peer) else {
             self.uncount_transfer(terms.node);
             return Err(SubmitError::Transfers);

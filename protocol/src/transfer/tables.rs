@@ -23,19 +23,20 @@ use wire::{
 /// Maximum number of entries of a table.
 const MAX: usize = 1 << 16;
 
-/// Name of a transfer, never used for another one.
+/// ID of a transfer, which is never used for another transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket(pub(super) Name);
 
-/// Indices of a transfer's list links: a list of its peer, and an event queue.
+/// Indices of a transfer's links, for a list of its peer and for an event queue.
 pub(super) const PEER_LIST: usize = 0;
 pub(super) const EVENTS: usize = 1;
-/// Indices of a peer's list links: peers with commands to post, hash bucket, all peers.
+/// Indices of a peer's links, for the list of peers with commands to post, a hash bucket, and the
+/// list of all peers.
 pub(super) const TURN: usize = 0;
 pub(super) const CHAIN: usize = 1;
 pub(super) const ALL: usize = 2;
-/// Indices of a command's list links: commands of its peer in the order of posting, and hash
-/// bucket.
+/// Indices of a command's links, for the list of its peer's commands in the order of posting, and
+/// for a hash bucket.
 pub(super) const FLIGHT: usize = 0;
 pub(super) const SAME: usize = 1;
 
@@ -62,14 +63,14 @@ pub(super) enum Kind {
         left: u64,
         /// Number of bytes of answered commands.
         moved: u64,
-        /// The notification PUT was posted.
+        /// True if the notification PUT was posted.
         notification_posted: bool,
         confirmed: Confirmed,
     },
     Lock {
         lock: Lock,
         posted: bool,
-        /// Word 0 of the answer.
+        /// Word 0 of the answer to the lock operation.
         word: u64,
     },
 }
@@ -95,17 +96,17 @@ pub(super) struct Job<T> {
     pub(super) state: TransferState,
     pub(super) list: Option<PeerList>,
     pub(super) kind: Kind,
-    /// A fence that the transfer waits for is in flight.
+    /// True if a fence is in flight for which the transfer waits.
     pub(super) fenced: bool,
     /// Number of commands in flight.
     pub(super) flights: u32,
     pub(super) fault: Option<Fault>,
-    /// Outcome, and reason of being quiet, that the owner did not receive yet.
+    /// Outcome, and reason for which the transfer is quiet, if the owner did not receive them yet.
     pub(super) outcome: Option<Result<Done, Failure>>,
     pub(super) quiet: Option<Quiet>,
-    /// It is in an event queue.
+    /// True if the transfer is in an event queue.
     pub(super) queued: bool,
-    /// Its owner is receiving a report.
+    /// True while the owner is receiving a report.
     pub(super) busy: bool,
 }
 
@@ -119,18 +120,19 @@ pub(super) struct Peer {
     pub(super) jobs: usize,
     /// Commands in flight.
     pub(super) flights: List,
-    /// Properties of the commands in flight: bytes, late ones, fences that are not late.
+    /// Number of bytes of the commands in flight, number of late commands, and number of fences
+    /// that are not late.
     pub(super) bytes: u64,
     pub(super) late: u32,
     pub(super) fences: u32,
     /// Bit mask of the lock numbers below 16 in flight.
     pub(super) used: u16,
     pub(super) numbers: LockNumbers,
-    /// It is on the list of peers with commands to post.
+    /// True if the peer is on the list of peers with commands to post.
     pub(super) in_turn: bool,
 }
 
-/// Resources of a node, with all its VPIDs.
+/// Resources in use by transfers with all VPIDs of a node.
 #[derive(Default)]
 pub(super) struct Share {
     /// Number of transfers, including quiet ones with a pending report.
@@ -151,7 +153,7 @@ impl Peer {
     }
 }
 
-/// Kind of a command, as its notification shows it.
+/// Kind of a command, as contained in its notification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     Get,
@@ -168,7 +170,7 @@ pub(super) enum Role {
     Operation,
     /// Proves that a PUT has arrived.
     Confirm,
-    /// Proves that earlier answers can no longer arrive.
+    /// Proves that no earlier answer can arrive any more.
     Fence,
 }
 
@@ -185,12 +187,13 @@ pub(super) struct CommandInFlight {
     pub(super) class: u8,
     /// Serial number in the order of posting.
     pub(super) order: u64,
-    /// Its transfer has an outcome.
+    /// True if the command's transfer has an outcome.
     pub(super) late: bool,
 }
 
 impl CommandInFlight {
-    /// Returns the key of its notification: address of the last fragment, or lock number.
+    /// Returns the key of the command's notification, which is the address of the last fragment or
+    /// the lock number.
     pub(super) fn key(&self) -> u64 {
         match self.action {
             Action::Lock(_) => self.start,
@@ -202,7 +205,7 @@ impl CommandInFlight {
         matches!(self.action, Action::Lock(_))
     }
 
-    /// Returns the bit of its lock number.
+    /// Returns the bit of the lock number in [`Peer::used`], or 0.
     pub(super) fn number_bit(&self) -> u16 {
         match self.action {
             Action::Lock(_) if self.start < 16 => 1 << self.start,
@@ -221,7 +224,8 @@ pub(super) fn flight_hash(peer: Index, action: Action, key: u64) -> u64 {
         Action::Put => 1,
         Action::Lock(_) => 2,
     };
-    // The multiplier is odd, so addresses that differ in high bits only have different hashes.
+    // The multiplier is odd, so that addresses which differ only in high bits have different
+    // hashes.
     key.wrapping_mul(0xD6E8_FEB8_6659_FD93)
         .wrapping_add((u64::from(peer.index()) << 34) | (code << 32))
 }
@@ -239,7 +243,7 @@ pub struct Transfers<M: Memory, T> {
     pub(super) by_key: Buckets<M>,
     pub(super) pool: Pool<M>,
     pub(super) deadlines: Deadlines<M>,
-    /// Peers with commands to post, in the order of their turns.
+    /// Peers with commands to post, in round-robin order.
     pub(super) turns: List,
     pub(super) all_peers: List,
     pub(super) events: [List; 2],
@@ -285,17 +289,17 @@ impl<M: Memory, T> Transfers<M, T> {
         })
     }
 
-    /// Returns the number of transfers: in progress, late, or with a pending report.
+    /// Returns the number of transfers that are in progress, late, or have a pending report.
     pub fn len(&self) -> usize {
         self.jobs.len()
     }
 
-    /// Returns whether there are no transfers.
+    /// Returns true if there are no transfers.
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// Returns the number of commands in flight, including late ones.
+    /// Returns the number of commands in flight, including late commands.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
@@ -305,7 +309,7 @@ impl<M: Memory, T> Transfers<M, T> {
         &self.counters
     }
 
-    /// Returns how often each transition of a transfer was made.
+    /// Returns the number of times that each transition of a transfer was made.
     pub fn flow(&self) -> &Counts<TransferState> {
         &self.flow
     }
@@ -322,7 +326,8 @@ impl<M: Memory, T> Transfers<M, T> {
         None
     }
 
-    /// Returns whether a node may have one more transfer, and how many more fragments.
+    /// Returns true if a node may have one more transfer, and the number of further fragments that
+    /// it may have.
     pub(super) fn allowance(&self, node: NodeId) -> (bool, usize) {
         let share = self.shares.get(node.0.into());
         let (jobs, fragments) = share.map_or((0, 0), |s| (s.jobs, s.fragments));
@@ -336,7 +341,7 @@ impl<M: Memory, T> Transfers<M, T> {
     ///
     /// # Errors
     ///
-    /// The table of nodes is full.
+    /// Returns an error if the table of nodes is full.
     pub(super) fn count_transfer(&mut self, node: NodeId) -> Result<(), ()> {
         let key = node.0.into();
         if self.shares.get(key).is_none() {
@@ -359,7 +364,8 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// Updates the fragment count of a peer's node, after the room of the pool changed from `room`.
+    /// Updates the fragment count of a peer's node after the number of free cells in the pool has
+    /// changed from `room`.
     pub(super) fn charge(&mut self, peer: Index, room: usize) {
         let node = self.peers.get(peer).map(|p| p.node.0.into());
         if let Some(share) = node.and_then(|key| self.shares.get_mut(key)) {
@@ -430,7 +436,7 @@ impl<M: Memory, T> Transfers<M, T> {
 
     /// Adds a posted command to the tables.
     pub(super) fn add_flight(&mut self, flight: CommandInFlight) {
-        // The caller checked for room before it posted the command.
+        // Cannot fail, because the caller checked for a free entry before it posted the command.
         let Ok((at, _)) = self.flights.insert(flight) else {
             return;
         };
@@ -493,7 +499,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// Returns the number of bytes that were certainly transferred; for tests.
+    /// Returns the number of bytes of a transfer's answered commands, for tests.
     pub fn moved(&self, ticket: Ticket) -> Option<u64> {
         match &self.jobs.get(self.jobs.find(ticket.0)?)?.kind {
             Kind::Data { moved, .. } => Some(*moved),

@@ -4,8 +4,8 @@
 use crate::{base::slots::Slots, Memory};
 use wire::{ids::NodeId, rma::Notification};
 
-/// Bounded queue with a limit per node. A node whose notifications arrive faster than they are read
-/// loses only its own ones.
+/// Bounded queue with a limit per node. If notifications of a node arrive faster than they are
+/// read, only notifications of this node are lost.
 pub struct Unclaimed<M: Memory> {
     ring: M::Array<Option<Notification>>,
     first: usize,
@@ -17,8 +17,8 @@ pub struct Unclaimed<M: Memory> {
 }
 
 impl<M: Memory> Unclaimed<M> {
-    /// Returns a queue for `capacity` notifications, up to 32,768; maximum `share` of one node.
-    /// Both are at least 1. May sleep if the allocation does.
+    /// Returns a queue for `capacity` notifications, limited to 1…32,768. One node may have at most
+    /// `share` of them, which is at least 1. May sleep if the allocation does.
     ///
     /// # Errors
     ///
@@ -40,7 +40,7 @@ impl<M: Memory> Unclaimed<M> {
         self.len
     }
 
-    /// Returns whether the queue is empty.
+    /// Returns true if the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -67,14 +67,14 @@ impl<M: Memory> Unclaimed<M> {
         match self.shares.get_mut(key) {
             Some(share) => *share += 1,
             None => {
-                // The table has room, because it has one entry per notification.
+                // Cannot fail, because the table has one entry per notification.
                 let _ = self.shares.insert(key, 1);
             }
         }
         true
     }
 
-    /// Removes and returns the oldest notification. Returns `None` while an earlier one is
+    /// Removes and returns the oldest notification. Returns `None` while an earlier notification is
     /// processed, which preserves the order. The caller reports the end of processing with
     /// [`Unclaimed::processed`].
     pub fn pop(&mut self) -> Option<Notification> {
@@ -94,12 +94,12 @@ impl<M: Memory> Unclaimed<M> {
         self.busy = false;
     }
 
-    /// Returns whether a notification is being processed.
+    /// Returns true while a notification is being processed.
     pub fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// Returns whether [`Unclaimed::pop`] would return a notification.
+    /// Returns true if [`Unclaimed::pop`] would return a notification.
     pub fn is_ready(&self) -> bool {
         self.len != 0 && !self.busy
     }

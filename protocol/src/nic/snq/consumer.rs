@@ -2,18 +2,19 @@
 //! Consumer of the notification ring, with recovery from lost entries and lost interrupts.
 //!
 //! The NIC writes entries by posted writes, and their flip bit shows that they are valid. If the
-//! write of an entry is lost, the entry stays invalid although the hardware's write pointer has
-//! passed it, and all later entries would never be handled. A lost interrupt would be the last one,
-//! because only its handler arms the next one. [`SnqConsumer`] decides which entries are handled
-//! and which are skipped. The caller reads memory and registers and measures the time.
+//! write of an entry is lost, the entry stays invalid although the NIC's write pointer has passed
+//! it. The entry would block all later entries. After a lost interrupt, no further interrupt would
+//! occur, because only the handler of an interrupt arms the next one. [`SnqConsumer`] decides which
+//! entries are handled and which are skipped. The caller reads memory and registers and measures
+//! the time.
 
 use wire::snq::{Header, Ring};
 
 /// Reason why the interrupt handler found no entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Empty {
-    /// No entry was written. The interrupt belongs to another source, or to entries that an earlier
-    /// poll has handled.
+    /// No entry was written. The interrupt belongs to another source, or its entries were handled
+    /// by an earlier poll.
     Nothing,
     /// The write pointer has passed the next entry. Do not arm the interrupt; call
     /// [`SnqConsumer::recover`] when the entry has had time to arrive.
@@ -25,10 +26,10 @@ pub enum Empty {
 pub enum Poll {
     /// No entry is pending, or a recovery is in progress.
     Idle,
-    /// Entries are pending for the first time; their interrupt may be in flight.
+    /// Entries are pending that no earlier poll has found. Their interrupt may be in flight.
     Fresh,
     /// Entries have been pending since an earlier poll, so their interrupt was lost. The caller
-    /// must handle them.
+    /// must handle the entries.
     Overdue,
 }
 
@@ -66,7 +67,7 @@ impl SnqConsumer {
         }
     }
 
-    /// Returns the ring, for its registers.
+    /// Returns the ring, from which the caller computes register values.
     pub const fn ring(&self) -> &Ring {
         &self.ring
     }
@@ -94,8 +95,8 @@ impl SnqConsumer {
         consumed
     }
 
-    /// Records that no entry was valid although the write pointer `wp` had been read before. That
-    /// read makes all earlier writes of the hardware visible.
+    /// Records that no entry was valid, although the write pointer `wp` had been read before. The
+    /// read makes all earlier writes of the NIC visible.
     pub fn on_empty(&mut self, wp: u16) -> Empty {
         if self.ring.next() == wp.checked_rem(self.entries).unwrap_or(0) {
             return Empty::Nothing;
@@ -109,7 +110,8 @@ impl SnqConsumer {
         self.waiting = false;
     }
 
-    /// Returns whether a recovery is due. Other code must not arm the interrupt before that.
+    /// Returns true if a recovery is due. Other code must not arm the interrupt before the
+    /// recovery.
     pub const fn is_missing(&self) -> bool {
         self.missing.is_some()
     }
@@ -126,8 +128,9 @@ impl SnqConsumer {
         }
     }
 
-    /// Handles valid entries up to the recorded write pointer and skips missing ones. `fill` marks
-    /// a lost entry as handled. Returns `None` if the entry has arrived and was handled before.
+    /// Handles valid entries up to the recorded write pointer, and skips missing entries. `fill`
+    /// marks a lost entry as handled. Returns `None` if the missing entry arrived and was handled
+    /// before this call.
     pub fn recover<E>(
         &mut self,
         mut read: impl FnMut(u16) -> Option<(Header, E)>,

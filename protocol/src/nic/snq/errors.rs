@@ -14,8 +14,8 @@ use wire::{
 pub enum ErrorChange {
     /// No error counter changed.
     Nothing,
-    /// Only messages for closed VPIDs were counted: a peer started before its partner on this node,
-    /// or still runs after the partner has ended.
+    /// Only messages for closed VPIDs were counted. A peer has started before its partner on this
+    /// node, or still runs after the partner has ended.
     ClosedPort,
     /// Another error counter changed.
     Error,
@@ -40,7 +40,7 @@ impl Default for ErrorReports {
 }
 
 impl ErrorReports {
-    /// Returns the state in which all counters are 0.
+    /// Returns a comparison state in which all counters are 0.
     pub const fn new() -> Self {
         const NONE: u64 = 0;
         let disabled = Counter1(0).with_disabled_mbox(!0).raw();
@@ -60,12 +60,13 @@ impl ErrorReports {
         }
     }
 
-    /// Compares a report (values `words` of `registers`) with the last one and stores it.
+    /// Compares a report with the last report, and stores it. The report consists of the values
+    /// `words` of `registers`.
     pub fn compare(&mut self, registers: &[RegOffset], words: &[u64]) -> ErrorChange {
         let mut worst = ErrorChange::Nothing;
         for (reg, word) in registers.iter().zip(words) {
             let Some((_, closed, last)) = self.list.iter_mut().find(|(r, _, _)| r == reg) else {
-                continue; // No error counter.
+                continue; // The register is no error counter.
             };
             let changed = *word ^ *last;
             *last = *word;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Mask of enabled events: the requested events, without those that storm or are being drained.
+//! Mask of enabled events. It contains the requested events, except events that storm or are being
+//! drained.
 
 use wire::snq::{TriggerEvent, TriggerMask};
 
-/// Number of occurrences of one event per second above which it counts as a storm.
+/// Number of occurrences of one event per second above which the event storms.
 const STORM: u32 = 2000;
 /// Time for which a storming event stays masked, in milliseconds.
 pub const MASKED_MS: u32 = 1000;
 
-/// Number of consecutive rounds without credits in use that end a drain (HW §15.3).
+/// Number of consecutive rounds without credits in use after which a drain ends (HW §15.3).
 pub const DRAIN_ROUNDS: u32 = 255;
 /// Pause between the attempts of a drain, in milliseconds.
 const DRAIN_PAUSE_MS: u32 = 10;
@@ -24,7 +25,7 @@ pub enum DrainStep {
     Done,
     /// Another attempt is due after this time in milliseconds.
     Again(u32),
-    /// The attempts have failed. The caller must log that, and retry after this time in
+    /// The attempts have failed. The caller must log the failure, and retry after this time in
     /// milliseconds.
     GaveUp(u32),
 }
@@ -43,7 +44,7 @@ pub struct EventMask {
     since_ms: u64,
 }
 
-/// Returns whether hardware masks the event per VPID by itself, so that it cannot storm.
+/// Returns true if the NIC itself masks the event per VPID, so that the event cannot storm.
 const fn masks_itself(event: TriggerEvent) -> bool {
     matches!(
         event,
@@ -52,7 +53,7 @@ const fn masks_itself(event: TriggerEvent) -> bool {
 }
 
 impl EventMask {
-    /// Returns the state in which `allowed` are enabled.
+    /// Returns a mask in which the events `allowed` are enabled.
     pub const fn new(allowed: TriggerMask) -> Self {
         Self {
             allowed,
@@ -105,7 +106,7 @@ impl EventMask {
         core::mem::replace(&mut self.storming, TriggerMask(0)).raw() != 0
     }
 
-    /// Begins a drain. Returns false if one is in progress; otherwise the caller must write the
+    /// Begins a drain. Returns false if a drain is in progress. Otherwise the caller must write the
     /// mask and make the first attempt.
     pub fn begin_drain(&mut self) -> bool {
         let begins = self.drain.is_none();
@@ -144,7 +145,7 @@ pub enum LimitResult {
     /// First interrupt above the limit. The caller must call [`MessageLimit::collect`] after
     /// [`MessageLimit::WINDOW_MS`] and notify the client then.
     Exceeded,
-    /// Further interrupt above the limit, covered by the pending notification.
+    /// Further interrupt above the limit. The pending notification covers it.
     Pending,
 }
 
@@ -152,7 +153,7 @@ pub enum LimitResult {
 /// end of the window.
 #[derive(Clone, Debug)]
 pub struct MessageLimit {
-    /// Maximum number per window; 0 for no limit.
+    /// Maximum number of interrupts per window; 0 if there is no limit.
     max: u32,
     since_ms: u64,
     count: u32,
@@ -163,8 +164,8 @@ impl MessageLimit {
     /// Length of the window in milliseconds.
     pub const WINDOW_MS: u32 = 100;
 
-    /// Returns a limit of `per_second` interrupts per second, rounded up to one per window; 0 for
-    /// no limit.
+    /// Returns a limit of `per_second` interrupts per second, but at least one per window. 0 means
+    /// that there is no limit.
     pub const fn new(per_second: u32) -> Self {
         Self {
             max: per_second.div_ceil(1000 / Self::WINDOW_MS),

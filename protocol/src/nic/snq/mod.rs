@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The notification queue: recovery of its ring, storms, drains, limits of interrupts.
+//! Notification queue: recovery of its ring, storms and drains of events, and limits for
+//! interrupts.
 
 mod consumer;
 mod errors;

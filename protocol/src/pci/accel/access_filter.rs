@@ -2,9 +2,9 @@
 //! Accesses of the borrower's kernel and of the function's driver to configuration registers of an
 //! accelerator.
 //!
-//! The rules are those of a lender with a host ([`Filter`]): BARs do not move, and MSI leads to the
-//! borrower's interrupt window. In this case the borrower applies them to its own driver, to
-//! protect the settings that the borrower has made.
+//! The rules are the rules of a lender with a host ([`Filter`]): BARs do not move, and MSI leads to
+//! the borrower's interrupt window. For an accelerator, the borrower applies the rules to its own
+//! driver, to protect the settings that the borrower has made.
 
 use crate::pci::borrower::UNANSWERED_MAX;
 use crate::pci::config::{Filter, Layout, Verdict};
@@ -19,11 +19,11 @@ use super::ResetBy;
 pub enum Access {
     /// Read this register and return its value.
     Read(Register),
-    /// Write this to the register, then call [`AccessFilter::executed`]. If the write keeps bits,
-    /// read the register first.
+    /// Write this value to the register, then call [`AccessFilter::executed`]. If the write keeps
+    /// bits, read the register first.
     Write(Register, Write),
-    /// Set this bit and keep the others, then call [`AccessFilter::reset`]. The function resets
-    /// itself.
+    /// Set this bit and keep the other bits of the register, then call [`AccessFilter::reset`]. The
+    /// bit makes the function reset itself.
     Reset(ResetBy),
     /// The function has been reset: write its BARs again ([`super::Plan::bars`]), call
     /// [`AccessFilter::restored`], and repeat the access.
@@ -34,13 +34,15 @@ pub enum Access {
     Resetting,
 }
 
-/// Access filter of one function. Any context; the caller serializes accesses.
+/// Access filter of one function. It may be used in any context, and the caller serializes
+/// accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessFilter {
     filter: Filter,
     layout: Layout,
     by: ResetBy,
-    /// End of the reset in progress; `None` if there is none or the BARs are restored.
+    /// Time at which the reset in progress ends; `None` if there is no reset, or if the BARs are
+    /// restored.
     ready: Option<Time>,
     /// Duration of a reset, in ticks.
     pause: u64,
@@ -99,7 +101,8 @@ impl AccessFilter {
         self.ready = Some(now.after(self.pause));
     }
 
-    /// Reports whether the access that began at `begun` was answered.
+    /// Reports the result of the access that began at `begun`; `answered` is true if the function
+    /// answered.
     pub fn answered(&mut self, begun: Time, answered: bool) {
         if answered {
             self.unanswered = 0;

@@ -6,16 +6,18 @@
 //!
 //! 1. Read the word. For [`Goal::Borrow`] it must be free.
 //! 2. Write a claim, which contains a random number, and read it back.
-//! 3. Wait until each node that read the same word in its step 1 has written its claim
-//!    ([`Times::claim_wait`]; for the other goals [`Times::take_wait`]).
-//! 4. If the claim is still there, write the final word and read it back.
+//! 3. Wait until each node that read the same word in its step 1 has written its claim. The waiting
+//!    time is [`Times::claim_wait`] for [`Goal::Borrow`], and [`Times::take_wait`] for the other
+//!    goals.
+//! 4. If the word still contains the claim, write the final word and read it back.
 //!
 //! A node that takes longer than [`Times::window`] from reading to writing may have overwritten the
 //! word of an owner. The node waits [`Times::late_wait`] longer, so that the owner can write its
-//! word again. All of this needs an upper bound on the time that a register access is in flight.
+//! word again. The method requires an upper bound on the time for which a register access is in
+//! flight.
 //!
-//! The driver executes what [`Claim::next`] returns and reports it by `read`, `written` or
-//! `waited`, until `next` returns [`ClaimStep::Finished`].
+//! The driver executes the operation that [`Claim::next`] returns and reports it by `read`,
+//! `written` or `waited`, until `next` returns [`ClaimStep::Finished`].
 
 use crate::Time;
 use wire::accel::{LeaseRecord, State};
@@ -24,16 +26,17 @@ use wire::ids::NodeId;
 /// Waiting times of a claim, in ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Times {
-    /// Usual maximum of the time from reading the word to having written it.
+    /// Maximum time from reading the word to having written it in the normal case.
     pub window: u64,
-    /// Time for which a claim must remain unchanged. Longer than `window` and than an access is in
-    /// flight.
+    /// Time for which a claim must remain unchanged. It must be longer than `window`, and longer
+    /// than an access can be in flight.
     pub claim_wait: u64,
-    /// Like `claim_wait`, for [`Goal::Reclaim`] and [`Goal::Enrol`]. Longer than the time between
-    /// two checks of an owner, which stops using the device's registers when it finds the claim.
+    /// Time for which a claim must remain unchanged for [`Goal::Reclaim`] and [`Goal::Enrol`]. It
+    /// must be longer than the time between two checks of an owner, because the owner stops using
+    /// the device's registers when it finds the claim.
     pub take_wait: u64,
-    /// Additional waiting time of a node that was later than `window`. Longer than the time after
-    /// which an owner that cannot read its word gives the device up.
+    /// Additional waiting time of a node that was later than `window`. It must be longer than the
+    /// time after which an owner that cannot read its word gives the device up.
     pub late_wait: u64,
 }
 
@@ -44,7 +47,7 @@ pub enum Goal {
     Borrow,
     /// Take the device from its owner.
     Reclaim {
-        /// Succeed for a free device too.
+        /// True if the claim may succeed for a free device too.
         free: bool,
     },
     /// Write the first word into a NIC that has no lease word.
@@ -67,7 +70,7 @@ pub enum ClaimStep {
 /// Reason for which the word was not acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unclaimed {
-    /// The NIC has no lease word: it was never enrolled, or was reset.
+    /// The NIC has no lease word, because it was never enrolled or was reset.
     Unknown,
     /// The NIC has a lease word already.
     Known,
@@ -91,7 +94,7 @@ enum Step {
     Finished(Result<LeaseRecord, Unclaimed>),
 }
 
-/// Acquisition of a lease word. Any context.
+/// Acquisition of a lease word. Its functions may be called in any context.
 #[derive(Clone, Debug)]
 pub struct Claim {
     goal: Goal,
@@ -187,7 +190,7 @@ impl Claim {
             }
             Step::Check if seen == Some(self.claim) => Step::Hold(sent),
             Step::Held(read_at) if seen == Some(self.held()) => match read_at {
-                // The write may have replaced the word of a new owner.
+                // Wait, because a late write may have replaced the word of a new owner.
                 Some(read_at) if self.is_late(read_at, now) => {
                     Step::Again(Time(now.0.saturating_add(self.times.late_wait)))
                 }
@@ -198,7 +201,8 @@ impl Claim {
         };
     }
 
-    /// Reports that the word was written. May also be called just before the write.
+    /// Reports that the word was written. The driver may also call this function just before the
+    /// write.
     pub fn written(&mut self) {
         self.step = match self.step {
             Step::WriteClaim(read_at) => Step::Confirm(read_at),
