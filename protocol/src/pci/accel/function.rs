@@ -7,7 +7,8 @@
 use crate::pci::config::{Layout, LayoutError, Shown, BAR, COMMAND};
 use wire::pci::{Bar, Identity, Register, BARS};
 
-/// Configuration cycles of a function. `None` means that a cycle was not answered, or was refused.
+/// Configuration cycles of a function. A result of `None` means that the cycle was not answered, or
+/// was refused.
 pub trait Cycles {
     /// Reads a register.
     fn read(&mut self, register: Register) -> Option<u32>;
@@ -26,14 +27,15 @@ pub enum FunctionError {
     Bar(usize, u32),
     /// The function has no memory BAR.
     NoBars,
-    /// The function cannot be reset. The next borrower would find the state of this one.
+    /// The function cannot be reset, so the next borrower would find it in the state that this
+    /// borrower leaves.
     NoReset,
     /// The function returns different values for the same register.
     Unsteady,
 }
 
 impl FunctionError {
-    /// Returns the number of the reason for logs.
+    /// Returns the number of the reason, which logs contain.
     #[must_use]
     pub const fn code(self) -> u8 {
         match self {
@@ -47,7 +49,8 @@ impl FunctionError {
     }
 }
 
-/// Register bit that resets a function. It is written over the register's other bits.
+/// Register bit that resets a function. The register's other bits keep their values when the bit is
+/// written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResetBy {
     /// Register that contains the bit.
@@ -69,13 +72,13 @@ pub struct Found {
     pub reset: ResetBy,
 }
 
-/// PCI Express, device capabilities: function level reset is supported.
+/// Bit in the device capabilities of PCI Express: the function supports a function level reset.
 const EXPRESS_CAN: u32 = 1 << 28;
-/// PCI Express, device control: starts a function level reset.
+/// Bit in the device control of PCI Express that starts a function level reset.
 const EXPRESS_RESET: u32 = 1 << 15;
-/// Advanced Features, capabilities: function level reset is supported.
+/// Bit in the capabilities of Advanced Features: the function supports a function level reset.
 const ADVANCED_CAN: u32 = 1 << 25;
-/// Advanced Features, control: starts a function level reset.
+/// Bit in the control register of Advanced Features that starts a function level reset.
 const ADVANCED_RESET: u32 = 1;
 /// Maximum log2 of the size of a 32-bit BAR.
 const NARROW_MAX: u32 = 31;
@@ -84,8 +87,8 @@ fn dword(cycles: &mut impl Cycles, offset: u16) -> Option<u32> {
     cycles.read(Register::new(offset, 4)?)
 }
 
-/// Reads the description of a function. Leaves memory decoding and bus mastering disabled, and BARs
-/// unchanged. Calls `cycles` up to some hundred times.
+/// Reads the description of a function. Leaves memory decoding and bus mastering disabled, and
+/// leaves BARs unchanged. Executes up to a few hundred configuration cycles.
 ///
 /// # Errors
 ///
@@ -176,7 +179,7 @@ fn size(cycles: &mut impl Cycles, i: usize) -> Result<u32, FunctionError> {
 fn bar(cycles: &mut impl Cycles, i: usize) -> Result<Option<Bar>, FunctionError> {
     let low = size(cycles, i)?;
     let odd = FunctionError::Bar(i, low);
-    // Not implemented, or I/O ports.
+    // The BAR is not implemented, or is for I/O ports.
     if low == 0 || low & 1 != 0 && low != u32::MAX {
         return Ok(None);
     }

@@ -3,17 +3,17 @@
 //! registers of its NIC (HW §13, §14; docs/pci-protocol.md, *Accelerators*).
 //!
 //! There is no lender with a CPU, so the borrower does the work of both ends. A lease word in a
-//! register of the accelerator's NIC ([`wire::accel`]) keeps borrowers apart.
+//! register of the accelerator's NIC ([`wire::accel`]) ensures that only one node uses the device.
 //!
 //! * [`Claim`] acquires the lease word.
-//! * [`Watch`] checks periodically that the lease word is still the borrower's.
+//! * [`Watch`] checks periodically that the lease word still names the borrower.
 //! * [`Plan`] assigns interval numbers and addresses on the accelerator's bus, and lists the
 //!   registers to be written in order.
 //! * [`Peer`] lists the registers that connect the device to another accelerator.
 //! * [`describe`] reads identity, capabilities and BARs of the function.
 //! * [`AccessFilter`] decides how an access of the borrower's kernel to the function is executed.
 //!
-//! All of them are free of I/O, locks and clocks, and never wait. The driver executes the
+//! These objects contain no I/O, locks or clocks, and never wait. The driver executes the
 //! operations that they return.
 
 mod access_filter;

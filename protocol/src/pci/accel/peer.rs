@@ -6,8 +6,8 @@
 //! |---|---|
 //! | from [`PEERS`] on, by [`Slot`] | the other device's BARs, one after the other |
 //!
-//! Each slot has its own HTAX intervals. Addresses outside of the BARs therefore reach nothing, and
-//! each slot can be closed alone.
+//! Each slot has separate HTAX intervals, which cover only the BARs. Accesses to other addresses
+//! therefore have no effect, and each slot can be closed separately.
 
 use super::plan::{htax_setting, smfu_setting, PlanError, Setting};
 use wire::htax::control;
@@ -16,8 +16,8 @@ use wire::pci::{Bar, BARS};
 use wire::regs::{htax, smfu};
 use wire::smfu::UNMAPPED_BASE;
 
-/// First bus address of other devices: a 32-bit address, above DMA memory and below the device's
-/// own BARs.
+/// First bus address of the slots for other devices. It is a 32-bit address, above DMA memory and
+/// below the device's own BARs.
 pub const PEERS: u64 = 0x4000_0000;
 /// Size of a slot in bytes.
 const SLOT_BYTES: u64 = 0x2000_0000;
@@ -25,7 +25,7 @@ const SLOT_BYTES: u64 = 0x2000_0000;
 /// host does not need (HW §5).
 const INTERVALS: [(u32, u32); Slot::ALL.len()] = [(0, 1), (2, 5)];
 
-/// Slot of another device. A device may reach two others.
+/// Slot for another device. A device may access two other devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Slot {
     /// First slot.
@@ -55,16 +55,16 @@ impl Slot {
     }
 }
 
-/// A BAR of the other device.
+/// BAR of the other device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerBar {
     /// Number of the interval at both NICs.
     pub number: u8,
-    /// Address on the bus of the device that reaches the BAR.
+    /// Address at which the device accesses the BAR, on the device's own bus.
     pub at: u64,
     /// Size in bytes, a multiple of the page size.
     pub bytes: u64,
-    /// Address on the BAR's own bus.
+    /// Address of the BAR on the other device's bus.
     target_addr: u64,
 }
 
@@ -78,8 +78,8 @@ pub struct Peer {
 
 impl Peer {
     /// Plans the path to the device at node `to`. `target_addr` returns the address of each BAR on
-    /// its own bus. `free` is the set of interval numbers that are unused at the NICs of both
-    /// devices, see [`wire::accel::INTERVALS`].
+    /// the other device's bus. `free` is the set of interval numbers that are unused at the NICs of
+    /// both devices (see [`wire::accel::INTERVALS`]).
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl Peer {
         target_addr: impl Fn(usize) -> Option<u64>,
         free: u64,
     ) -> Result<Self, PlanError> {
-        // Interval 0 leads to the register file; 63 is never used.
+        // Interval 0 leads to the register file, and interval 63 is never used.
         let mut free = free & !(1 | (1 << 63));
         let (mut next, end) = (slot.base(), slot.base() + SLOT_BYTES);
         let mut peer_bars = [None; BARS];
@@ -128,7 +128,7 @@ impl Peer {
         self.to
     }
 
-    /// Returns interval and addresses of a BAR of the other device.
+    /// Returns the interval and the addresses of a BAR of the other device.
     #[must_use]
     pub fn bar(&self, bar: usize) -> Option<&PeerBar> {
         self.peer_bars.get(bar)?.as_ref()
@@ -145,15 +145,15 @@ impl Peer {
         self.peer_bars.iter().flatten().map(|bar| bar.bytes).sum()
     }
 
-    /// Returns the settings that open the targets at the other device's NIC. They come first when a
-    /// path is opened.
+    /// Returns the settings that open the targets at the other device's NIC. The driver writes them
+    /// first when it opens a path.
     #[must_use]
     pub const fn open_targets(&self) -> PeerSettings<'_> {
         self.settings(Kind::OpenTargets)
     }
 
-    /// Returns the settings that close the targets at the other device's NIC. They come last when a
-    /// path is closed.
+    /// Returns the settings that close the targets at the other device's NIC. The driver writes
+    /// them last when it closes a path.
     #[must_use]
     pub const fn close_targets(&self) -> PeerSettings<'_> {
         self.settings(Kind::CloseTargets)

@@ -8,9 +8,9 @@
 //! | from 1 TiB on | BARs of 64 bits |
 //! | from [`PEERS`](super::PEERS) on | other accelerators, see [`Peer`](super::Peer) |
 //!
-//! The accelerator's bus has no host memory, so everything that 32-bit devices reach is below 4 GiB
-//! (TH §4.7.5). Accesses of the device to other addresses reach nothing, because no interval of the
-//! on-chip network maps these addresses.
+//! All ranges for 32-bit devices are below 4 GiB, where the accelerator's bus has no host memory
+//! (TH §4.7.5). Accesses of the device to other addresses have no effect, because no interval of
+//! the on-chip network maps these addresses.
 
 use wire::htax::{control, Interval};
 use wire::ids::{BusAddr, NodeId, RegOffset};
@@ -26,11 +26,11 @@ pub const DMA_BASE: u64 = 0x1000_0000;
 pub const DMA_MAX: u64 = 0x1000_0000;
 /// Address range of 32-bit BARs.
 const LOW: (u64, u64) = (0x8000_0000, 0xF000_0000);
-/// Address range of 64-bit BARs: above the addresses that mean interrupts (HW §6.2), and below the
-/// maximum address of the SMFU's registers.
+/// Address range of 64-bit BARs, above the addresses for interrupts (HW §6.2), and below the
+/// maximum address in the SMFU's registers.
 const HIGH: (u64, u64) = (1 << 40, 1 << 46);
-/// HTAX intervals of the device's stores and loads: those of the SMFU window in a NIC with host (HW
-/// §5).
+/// HTAX intervals of the device's stores and loads. A NIC with a host uses these intervals for the
+/// SMFU window (HW §5).
 const POSTED: u32 = 3;
 const NONPOSTED: u32 = 4;
 
@@ -70,7 +70,8 @@ impl Setting {
     }
 }
 
-/// Enable bit of `status_control`; other bits of this register are flags that change.
+/// Enable bit of `status_control`. The other bits of this register are flags, which may change at
+/// any time.
 const SWITCH: u64 = StatusControl(0).with_enable(true).raw();
 
 /// Registers to be written in order, returned by [`close`] and [`Plan::open`].
@@ -107,8 +108,8 @@ enum Step {
     End,
 }
 
-/// Returns the settings that close all paths from and to the device, in order: first the paths from
-/// the device into the network, then the paths from the network to the device.
+/// Returns the settings that close all paths from and to the device, in order. Paths from the
+/// device into the network are closed first, and paths from the network to the device afterwards.
 #[must_use]
 pub const fn close() -> Settings<'static> {
     Settings {
@@ -125,7 +126,7 @@ const TARGETS: u32 = ORIGINS + INTERVALS;
 const CLOSED: u32 = TARGETS + INTERVALS;
 
 fn closing(step: u32) -> Step {
-    // The device reaches the register file only with answers of the backdoor.
+    // Only answers of the backdoor can pass from the device to the register file.
     let only = PcieToHtocCfg(0).with_regfwd_srctag0(true).raw();
     Step::Write(match step {
         0 => Setting::new(htax::GENERAL, 0),
@@ -144,8 +145,8 @@ fn closing(step: u32) -> Step {
     })
 }
 
-/// Returns registers that are all 0 unless a host's driver uses the NIC. Such a NIC is not an
-/// accelerator's.
+/// Returns registers that are all 0 unless a host's driver uses the NIC. A NIC in use by a host is
+/// not an accelerator's NIC.
 #[must_use]
 pub const fn host_check() -> [RegOffset; 3] {
     [snq::EXECUTE, snq::QUEUE_BALT, snq::TRIGGER_ENABLE]
@@ -156,7 +157,7 @@ pub const fn host_check() -> [RegOffset; 3] {
 pub enum PlanError {
     /// No interval numbers are free.
     NoInterval,
-    /// The address range has no space for this BAR.
+    /// The address range has no free space for this BAR.
     NoRoom(usize),
     /// The size of DMA memory is 0, not a multiple of the page size, or larger than [`DMA_MAX`].
     Memory,
@@ -181,9 +182,9 @@ pub(super) fn pop_highest(set: &mut u64) -> Option<u8> {
 }
 
 impl Plan {
-    /// Plans a lease of `borrower`, whose free numbers for windows and for targets are given.
-    /// `used` is the set of numbers for which any node may have windows, see
-    /// [`wire::accel::INTERVALS`]. `dma` is the size of DMA memory in bytes.
+    /// Plans a lease of `borrower`. `windows` and `targets` are the interval numbers that are free
+    /// at the borrower for windows and for targets. `used` is the set of numbers for which any node
+    /// may have windows (see [`wire::accel::INTERVALS`]). `dma` is the size of DMA memory in bytes.
     ///
     /// # Errors
     ///
@@ -235,7 +236,7 @@ impl Plan {
                 let Some(bar) = bar.filter(|b| b.is_64bit == is_64bit && b.log2 == log2) else {
                     continue;
                 };
-                // Each BAR starts at a page, because windows consist of whole pages.
+                // Each BAR starts at a page boundary, because windows consist of whole pages.
                 let bytes = bar.window();
                 let start = next.checked_next_multiple_of(bytes);
                 let behind = start.and_then(|s| s.checked_add(bytes).filter(|n| *n <= end));
@@ -278,7 +279,7 @@ impl Plan {
     }
 
     /// Returns the settings that open all paths after [`close`], in order. Paths from the device
-    /// into the network come last. The borrower's targets must be open.
+    /// into the network are opened last. The borrower's targets must be open before.
     #[must_use]
     pub const fn open(&self) -> Settings<'_> {
         Settings {
@@ -369,7 +370,8 @@ pub(super) const fn htax_setting(
         (0, Some(interval)) => Setting::new(htax::intvl_upper(i), interval.upper.raw()),
         (1, Some(interval)) => Setting::new(htax::intvl_lower(i), interval.lower.raw()),
         (_, Some(interval)) => Setting::new(htax::intvl_control(i), interval.control.raw()),
-        // Cannot happen, because all ranges are whole pages at low addresses.
+        // Unreachable, because all ranges consist of whole pages below the register's maximum
+        // address.
         (_, None) => Setting::new(htax::intvl_control(i), 0),
     }
 }

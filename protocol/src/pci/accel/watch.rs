@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Periodic check that an accelerator still belongs to its borrower.
 //!
-//! Eight times per time-out, the driver reads the lease word and two registers of the path to the
-//! device, and reports them by [`Watch::checked`]. The result is to continue, to write the word
-//! again, or to give the device up.
+//! The driver reads the lease word and two registers of the path to the device eight times per
+//! time-out, and reports their values by [`Watch::checked`]. The result is to continue, to write
+//! the word again, or to give the device up.
 
 use crate::Time;
 use wire::accel::{LeaseRecord, State};
@@ -12,13 +12,13 @@ use wire::ids::NodeId;
 /// Reason for which a borrower has lost its device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LossReason {
-    /// The NIC did not answer during the time-out.
+    /// The NIC did not answer any read during the time-out.
     Silent,
     /// The NIC was reset, or had no power.
     Reset,
     /// Another node has written the lease word.
     Taken(State, NodeId),
-    /// The paths to the device are closed, although the word is the borrower's.
+    /// The paths to the device are closed, although the lease word names the borrower.
     Closed,
     /// The NIC answers but the device does not ([`super::AccessFilter::silent_since`]).
     Stuck,
@@ -29,13 +29,15 @@ pub enum LossReason {
 pub enum CheckResult {
     /// The device still belongs to the borrower.
     Fine,
-    /// A node that was late has written its claim over the word. Write this word again.
+    /// A late node has overwritten the lease word with its claim. The driver must write this word
+    /// again.
     Rewrite(u64),
     /// The device is lost.
     Lost(LossReason),
 }
 
-/// Schedule and state of the checks of a lease. Times are in ticks. Any context.
+/// Schedule and state of the checks of a lease. Times are in ticks. All functions may be called in
+/// any context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Watch {
     record: LeaseRecord,
@@ -46,8 +48,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Creates the checks of a lease with this word, which was seen by a read sent at `sent`. Eight
-    /// checks are due per `timeout`.
+    /// Creates the checks of a lease with this lease word, which was returned by a read that was
+    /// sent at `sent`. Eight checks are due per `timeout`.
     #[must_use]
     pub const fn new(record: LeaseRecord, sent: Time, timeout: u64) -> Self {
         Self {
@@ -76,8 +78,8 @@ impl Watch {
         self.last_answer.0 >= since.0
     }
 
-    /// Reports a check whose reads were sent at `sent`. `answer` is the word, and true if the paths
-    /// are still open; `None` if the NIC did not answer.
+    /// Reports a check whose reads were sent at `sent`. `answer` contains the lease word, and true
+    /// if the paths are still open. It is `None` if the NIC did not answer.
     pub fn checked(&mut self, sent: Time, now: Time, answer: Option<(u64, bool)>) -> CheckResult {
         self.next = Time(now.0.saturating_add(self.timeout / 8));
         let Some((word, open)) = answer else {
@@ -97,7 +99,8 @@ impl Watch {
                     CheckResult::Lost(LossReason::Closed)
                 }
             }
-            // A node that takes the device closes its paths first.
+            // The paths are open, so the claim is late: a node that acquires the device closes its
+            // paths first.
             Some(record) if record.state == State::Claimed && open => {
                 CheckResult::Rewrite(self.record.raw())
             }

@@ -4,7 +4,7 @@
 //!
 //! Each lease is in one of these states ([`LeaseState`]):
 //!
-//! * `Asking`: `BORROW` is repeated until the lender answers. `GRANT` leads to `Opening`; `REFUSE`
+//! * `Asking`: `BORROW` is repeated until the lender answers. `GRANT` leads to `Opening`. `REFUSE`
 //!   (except *not yet*), the deadline, or a `GRANT` that does not match the request leads to
 //!   `Closed`.
 //! * `Opening`: the driver executes [`Work::Open`], then calls [`Borrower::opened`]. Success leads
@@ -17,7 +17,7 @@
 //! * `Closed`: [`Work::Closed`] reports the reason and frees the entry. The numbers of the lease
 //!   remain fenced ([`Fences`]).
 //!
-//! The time-out counts from the sending of the last question that the lender answered. The borrower
+//! The time-out begins when the last question that the lender answered was sent. The borrower
 //! therefore closes its windows before the lender gives up.
 
 mod pump;
@@ -37,11 +37,11 @@ use wire::ids::NodeId;
 use wire::pci::{Body, Borrow, Device, Incarnation, LeaseId, Message, Reason, Status};
 
 /// Number of consecutive unanswered accesses after which a lease is lost, although the lender
-/// answers questions about the lease. A lender sends both answers by the same means. In a network
-/// that loses a third of all messages, the lender answers the question but not the access in a few
-/// percent of all cases. This number of such cases in a row practically never happens. Each access
-/// takes its caller up to [`Limits::access`], perhaps with interrupts disabled. The number bounds
-/// this cost if a lender is malicious.
+/// answers questions about the lease. A lender sends answers to accesses and to questions in the
+/// same way. If the network loses a third of all messages, the answer to an access is lost in a few
+/// percent of the cases in which the question is answered. [`UNANSWERED_MAX`] such losses in a row
+/// are very unlikely. Each access may block its caller for [`Limits::access`], perhaps with
+/// interrupts disabled. The constant limits this cost if a lender is malicious.
 pub const UNANSWERED_MAX: u32 = 8;
 
 /// Borrower of one node. The documentation of [`super`] describes how a driver uses it.
@@ -49,7 +49,7 @@ pub struct Borrower<M: Memory> {
     limits: Limits,
     incarnation: Incarnation,
     random: RandomNumbers,
-    /// End of the quarantine; no leases are requested before.
+    /// End of the quarantine, before which no leases are requested.
     begin: Time,
     leases: M::Array<Option<Entry>>,
     fences: Fences<M>,
@@ -62,8 +62,8 @@ pub struct Borrower<M: Memory> {
 }
 
 impl<M: Memory> Borrower<M> {
-    /// Creates a borrower for up to `leases` leases (1…31). `random` is a number that no other life
-    /// of this borrower has used. May sleep if the allocation of memory does.
+    /// Creates a borrower for up to `leases` leases (1…31). `random` must differ from the number of
+    /// every earlier borrower of this node. May sleep if the allocation of memory does.
     ///
     /// # Errors
     ///
@@ -86,8 +86,9 @@ impl<M: Memory> Borrower<M> {
         })
     }
 
-    /// Asks a lender for the device with this index in its list, until `until`. Replaces the
-    /// previous question. Returns the question's number for [`Borrower::listed`].
+    /// Asks a lender for the device with this index in its list, and repeats the question until
+    /// `until`. Replaces the previous question. Returns the number of the question for
+    /// [`Borrower::listed`].
     pub fn list(&mut self, now: Time, node: NodeId, index: u16, until: Time) -> u32 {
         let number = self.random.next_nonzero();
         self.query = Some(Query {
@@ -102,8 +103,8 @@ impl<M: Memory> Borrower<M> {
     }
 
     /// Returns the answer to a question: the lender's incarnation and the device.
-    /// [`Reason::Unknown`] means that the index is after the end of the list, `Err(None)` that the
-    /// lender did not answer in time. Returns `None` while the question is pending.
+    /// [`Reason::Unknown`] means that the index is after the end of the list. `Err(None)` means
+    /// that the lender did not answer in time. Returns `None` while the question is pending.
     pub fn listed(
         &mut self,
         now: Time,
@@ -121,9 +122,10 @@ impl<M: Memory> Borrower<M> {
         Some(answer)
     }
 
-    /// Requests a device from a lender, until `until`. The interval numbers in `terms` are those
-    /// that are free in this node; numbers of leases and fences of this borrower are removed from
-    /// them. Returns `None` if the table is full. [`Work::Open`] or [`Work::Closed`] follows.
+    /// Requests a device from a lender, and repeats the request until `until`. `terms` contains the
+    /// interval numbers that are free in this node. Numbers of leases and fences of this borrower
+    /// are removed from them. Returns `None` if the table is full. [`Work::Open`] or
+    /// [`Work::Closed`] follows.
     pub fn borrow(
         &mut self,
         now: Time,
@@ -179,8 +181,8 @@ impl<M: Memory> Borrower<M> {
         self.leases.iter().position(is)
     }
 
-    /// Ends a lease. Accesses to the device end, so the caller removes the device first.
-    /// [`Work::Close`] follows if the lease is up, and [`Work::Closed`] at last.
+    /// Ends a lease. The caller must remove the device before, because accesses to it are not
+    /// possible afterwards. [`Work::Close`] follows if the lease is up, and then [`Work::Closed`].
     pub fn give_back(&mut self, now: Time, handle: Handle) {
         self.end_lease(now, handle, EndReason::GivenBack);
     }
@@ -205,7 +207,7 @@ impl<M: Memory> Borrower<M> {
                     EndReason::NoAnswer => c.no_answer = c.no_answer.wrapping_add(1),
                     _ => {}
                 }
-                // The lender may have granted the lease.
+                // If the request was sent and not refused, the lender may have granted the lease.
                 let asked = entry.asked && !matches!(why, EndReason::Refused(_));
                 let confirmed = confirmed || !asked;
                 self.fences.add(now, (node, id), 0, confirmed, &limits);
@@ -222,13 +224,13 @@ impl<M: Memory> Borrower<M> {
                     _ => {}
                 }
             }
-            // The lease ends after it was opened.
+            // The lease is being opened and ends afterwards, or has ended already.
             LeaseState::Opening | LeaseState::Closing | LeaseState::Closed => {}
         }
     }
 
-    /// Reports the result of [`Work::Open`]. If `done` is false, no interval is open and their
-    /// numbers are unchanged.
+    /// Reports the result of [`Work::Open`]. If `done` is false, the driver has left no interval
+    /// open.
     pub fn opened(&mut self, now: Time, handle: Handle, done: bool) {
         let limits = self.limits;
         let entry = self
@@ -249,9 +251,9 @@ impl<M: Memory> Borrower<M> {
         entry.why = entry.why.or(Some(EndReason::NotOpened));
         let (node, id, confirmed) = (entry.lender, entry.id, entry.confirmed);
         self.flow.step(&mut entry.state, LeaseEvent::Closed);
-        // The lender has windows with these numbers, but no driver uses the device. The numbers are
-        // not fenced, because another user of this node may have them: this may be the reason of
-        // the error.
+        // The lender has windows with these numbers, but no driver uses the device. Do not fence
+        // the numbers, because another user of this node may have them. Such a user may be the
+        // reason for the error.
         entry.grant = None;
         self.fences.add(now, (node, id), 0, confirmed, &limits);
     }
@@ -272,13 +274,14 @@ impl<M: Memory> Borrower<M> {
         self.fences
             .add(now, (node, id), numbers, confirmed, &limits);
         if confirmed {
-            // Without confirmation the fence sends `RETURN` repeatedly.
+            // Send `RETURN` once. If the lender has not confirmed, the fence sends `RETURN`
+            // repeatedly instead.
             self.queue_answer(node, Body::Return(id));
         }
     }
 
-    /// Records that a node is down and has no windows any more. The caller must be certain: missing
-    /// messages or a lost link do not prove it.
+    /// Records that a node is down and has no windows any more. The caller must have proof. Missing
+    /// messages or a lost link do not suffice.
     pub fn node_down(&mut self, now: Time, node: NodeId) {
         for i in 0..self.leases.len() {
             let entry = self.leases.get_mut(i).and_then(Option::as_mut);
@@ -291,9 +294,9 @@ impl<M: Memory> Borrower<M> {
         self.fences.confirm_node(now, node, &self.limits);
     }
 
-    /// Begins an access to a register of the device; a lease has one at a time. Returns its number
-    /// for [`Borrower::poll`] and the message to be sent. Any context, also with interrupts
-    /// disabled.
+    /// Begins an access to a register of the device. A lease has one access at a time. Returns the
+    /// number of the access for [`Borrower::poll`], and the message to be sent. May be called in
+    /// any context, also with interrupts disabled.
     ///
     /// # Errors
     ///
@@ -334,8 +337,9 @@ impl<M: Memory> Borrower<M> {
         Ok((number, node, message))
     }
 
-    /// Returns the progress of an access, and forgets a finished one. A time-out can end the lease
-    /// ([`UNANSWERED_MAX`]), after which there is work. Any context.
+    /// Returns the progress of an access, and removes a finished access. A time-out can end the
+    /// lease ([`UNANSWERED_MAX`]); the caller must then call [`Borrower::work`]. May be called in
+    /// any context.
     pub fn poll(&mut self, now: Time, handle: Handle, number: u32) -> Poll {
         let index = self.index(handle);
         let entry = index.and_then(|i| self.leases.get_mut(i)?.as_mut());
@@ -356,8 +360,8 @@ impl<M: Memory> Borrower<M> {
         match poll {
             Poll::TimedOut => {
                 c.timed_out = c.timed_out.wrapping_add(1);
-                // Counts only if the lender answered a question in the meantime. Otherwise the
-                // lender may be unreachable, which the time-out of the lease detects.
+                // Count the access only if the lender has answered a question in the meantime.
+                // Otherwise the lender may be unreachable, which the time-out of the lease detects.
                 entry.unanswered += u32::from(entry.confirmed_at >= access.begin);
                 if entry.unanswered >= UNANSWERED_MAX {
                     self.end_lease(now, handle, EndReason::Stuck);
@@ -395,7 +399,7 @@ impl<M: Memory> Borrower<M> {
         Some(entry.state)
     }
 
-    /// Lists all leases: handle, name, lender, state.
+    /// Returns handle, ID, lender and state of all leases.
     pub fn leases(&self) -> impl Iterator<Item = (Handle, LeaseId, NodeId, LeaseState)> + '_ {
         let all = self.leases.iter().flatten();
         all.map(|l| (l.handle, l.id, l.lender, l.state))
@@ -406,12 +410,13 @@ impl<M: Memory> Borrower<M> {
         &self.fences
     }
 
-    /// Returns the end of the quarantine. No leases are requested before.
+    /// Returns the end of the quarantine, before which no leases are requested.
     pub fn begins(&self) -> Time {
         self.begin
     }
 
-    /// Returns the incarnation: the random number that names this life of the borrower.
+    /// Returns the incarnation, a random number that distinguishes this borrower from earlier
+    /// borrowers of this node.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
@@ -421,12 +426,13 @@ impl<M: Memory> Borrower<M> {
         &self.counters
     }
 
-    /// Returns the number of answers that were dropped. Their recipients repeat the request.
+    /// Returns the number of answers that were dropped. The recipients of dropped answers repeat
+    /// their requests.
     pub fn dropped(&self) -> u64 {
         self.answers.dropped
     }
 
-    /// Returns how often each transition of a lease was made.
+    /// Returns the number of times that each transition of a lease was made.
     pub fn flow(&self) -> &Counts<LeaseState> {
         &self.flow
     }

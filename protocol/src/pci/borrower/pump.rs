@@ -9,7 +9,7 @@ use wire::ids::NodeId;
 use wire::pci::{Body, Message, Role};
 
 impl<M: Memory> Borrower<M> {
-    /// Processes time-outs. The caller calls it at [`Borrower::next`] or earlier.
+    /// Processes time-outs. The caller must call this function at [`Borrower::next`] or earlier.
     pub fn time(&mut self, now: Time) {
         for i in 0..self.leases.len() {
             let Some(entry) = self.leases.get(i).and_then(Option::as_ref) else {
@@ -135,7 +135,8 @@ impl<M: Memory> Borrower<M> {
                     },
                 )
             }
-            // Before accesses, because the caller of an access repeats it at short intervals.
+            // Send `ALIVE` before accesses, because the caller of an access repeats the access at
+            // short intervals.
             LeaseState::Up if entry.next <= now => {
                 let timeout = entry.grant.map_or(0, |g| g.timeout_ms);
                 entry.next = now.after((limits.ticks(timeout) / 5).max(1));
@@ -154,8 +155,8 @@ impl<M: Memory> Borrower<M> {
             LeaseState::Up => {
                 let access = entry.access.as_mut().filter(|a| a.is_due(now))?;
                 access.next = now.after(limits.access_retry);
-                // Ask for a sign of life too, to find out whether the lender or the network is at
-                // fault. One question is open at a time.
+                // Send a question too, because its answer shows if the lender is reachable. Only
+                // one question is open at a time.
                 let first = !core::mem::replace(&mut access.again, true);
                 if first && entry.confirmed_at >= entry.question.1 {
                     entry.next = now;

@@ -8,7 +8,7 @@ use wire::ids::NodeId;
 use wire::pci::{Body, Grant, Incarnation, LeaseId, Message, Reason, Role, Status};
 
 impl<M: Memory> Borrower<M> {
-    /// Processes a message for a borrower. `from` is the sender's node, stamped by the NIC.
+    /// Processes a message for a borrower. `from` is the sender's node, as reported by the NIC.
     pub fn receive(&mut self, now: Time, from: NodeId, message: &Message) {
         let (number, sender) = (message.number, message.sender);
         match message.body {
@@ -32,8 +32,8 @@ impl<M: Memory> Borrower<M> {
         self.fences.hasten(now, from, &self.limits);
     }
 
-    /// Processes a `REFUSE` of another protocol version. Only its number is known, which is that of
-    /// the request; it means [`Reason::Version`].
+    /// Processes a `REFUSE` of another protocol version, which means [`Reason::Version`]. Only its
+    /// number is known, which is the number of the request.
     pub fn receive_other_version(&mut self, now: Time, from: NodeId, number: u32) {
         if self.query.is_some_and(|q| q.number == number) {
             return self.device(from, number, Err(Reason::Version));
@@ -45,14 +45,14 @@ impl<M: Memory> Borrower<M> {
         self.counters.odd = self.counters.odd.wrapping_add(1);
     }
 
-    /// Returns the lease from this lender with the nonce of `id`: the half of the name that the
-    /// borrower drew.
+    /// Returns the lease from this lender that has the nonce of `id`. The nonce is the half of the
+    /// ID that the borrower has chosen.
     fn by_nonce(&mut self, from: NodeId, id: LeaseId) -> Option<&mut Entry> {
         let entry = self.find(Handle(id.nonce()))?;
         Some(entry).filter(|e| e.lender == from)
     }
 
-    /// Returns the lease from this lender whose whole name is `id`.
+    /// Returns the lease from this lender whose whole ID is `id`.
     fn by_name(&mut self, from: NodeId, id: LeaseId) -> Option<&mut Entry> {
         self.by_nonce(from, id).filter(|e| e.id == id)
     }
@@ -74,9 +74,10 @@ impl<M: Memory> Borrower<M> {
     fn grant(&mut self, now: Time, from: NodeId, sender: Incarnation, grant: &Grant) {
         let id = grant.lease;
         let own = self.incarnation == grant.borrower;
-        // A longer time-out could outlast the quarantine of the next life of this end.
+        // Reject a longer time-out, because the lease could outlast the quarantine after a restart
+        // of this node.
         let longest = self.limits.longest_ms;
-        // For an unknown or ended lease nothing is open at this end.
+        // Return an unknown or ended lease, because it has no open intervals at this end.
         let stray = |s: &mut Self| {
             s.count_unexpected();
             if s.fences.contains(from, id) {
@@ -88,7 +89,7 @@ impl<M: Memory> Borrower<M> {
             return stray(self);
         };
         match entry.state {
-            // A repetition.
+            // The `GRANT` is a repetition.
             LeaseState::Opening | LeaseState::Up | LeaseState::Closing if entry.id == id => {
                 return self.count_unexpected();
             }
@@ -141,7 +142,7 @@ impl<M: Memory> Borrower<M> {
         }
         match self.by_nonce(from, id) {
             Some(entry) if entry.state == LeaseState::Asking => {
-                // `BORROW` is repeated.
+                // After *not yet*, `BORROW` is repeated.
                 if reason != Reason::NotYet {
                     let handle = entry.handle;
                     self.end_lease(now, handle, EndReason::Refused(reason));
@@ -168,7 +169,7 @@ impl<M: Memory> Borrower<M> {
             let handle = entry.handle;
             let known = entry.id == id;
             match entry.state {
-                // `GRANT` was lost or comes later.
+                // `GRANT` was lost, or arrives later.
                 LeaseState::Asking => {
                     entry.id = id;
                     entry.confirmed = cut;
@@ -189,7 +190,7 @@ impl<M: Memory> Borrower<M> {
                     }
                     return;
                 }
-                // The lease has ended at this end.
+                // The lease has ended at this end already.
                 _ => {}
             }
         }
@@ -209,10 +210,10 @@ impl<M: Memory> Borrower<M> {
                 LeaseState::Up | LeaseState::Opening if !answer => {
                     entry.alive_answer = Some(number);
                 }
-                // A lease that is closing is reported after its windows are closed.
+                // The end of a closing lease is reported after its windows are closed.
                 _ => {}
             },
-            // `GRANT` may still arrive.
+            // Wait, because `GRANT` may still arrive.
             Some(entry) if entry.state == LeaseState::Asking => {}
             _ if answer || fenced => {}
             _ => {

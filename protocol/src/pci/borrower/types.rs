@@ -8,15 +8,15 @@ use wire::pci::{Body, Borrow, Device, Grant, Incarnation, LeaseId, Reason, Regis
 crate::flow! {
     /// States of a lease at the borrower.
     states LeaseState {
-        /// Requested from the lender.
+        /// The lease is requested from the lender.
         Asking,
-        /// Granted; the driver opens its intervals.
+        /// The lease is granted, and the driver opens its intervals.
         Opening,
-        /// In use.
+        /// The lease is in use.
         Up,
-        /// Ended; the driver closes its intervals.
+        /// The lease has ended, and the driver closes its intervals.
         Closing,
-        /// Closed, or never granted.
+        /// The lease is closed, or was never granted.
         Closed,
     }
     /// Events of a lease at the borrower.
@@ -40,13 +40,13 @@ crate::flow! {
     }
 }
 
-/// Name of a lease of a [`Borrower`](super::Borrower), valid from the request until
+/// Handle of a lease of a [`Borrower`](super::Borrower), valid from the request until
 /// [`Work::Closed`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Handle(pub(super) u32);
 
 impl Handle {
-    /// Returns the half of the lease's name that the borrower drew ([`LeaseId::nonce`]).
+    /// Returns the half of the lease's ID that the borrower has chosen ([`LeaseId::nonce`]).
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
@@ -70,31 +70,32 @@ pub enum EndReason {
     Revoked,
     /// The lender does not know the lease, for example after a restart.
     Unknown,
-    /// The lender answered no questions during the time-out.
+    /// The lender did not answer any question during the time-out.
     Lost,
-    /// The lender answered questions but no accesses: see
-    /// [`UNANSWERED_MAX`](super::UNANSWERED_MAX).
+    /// The lender answered questions, but did not answer accesses (see
+    /// [`UNANSWERED_MAX`](super::UNANSWERED_MAX)).
     Stuck,
 }
 
-/// Operation that may sleep. A lease has one at a time.
+/// Operation of the driver that may sleep. A lease has one operation at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// Open the intervals of a lease, with the numbers in the grant: first the targets for DMA
-    /// memory and interrupts, then the windows to the BARs. Then call
+    /// Open the intervals of a lease, with the numbers in the grant. Open the targets for DMA
+    /// memory and interrupts first, and then the windows to the BARs. Then call
     /// [`Borrower::opened`](super::Borrower::opened).
     Open(Handle, Grant),
-    /// The lender wants the device back within this number of milliseconds. Remove the device in
-    /// order, then call [`Borrower::give_back`](super::Borrower::give_back).
+    /// The lender wants the device back within this number of milliseconds. Unbind the drivers and
+    /// remove the device, then call [`Borrower::give_back`](super::Borrower::give_back).
     Recall(Handle, u32),
-    /// The lease has ended. Close its windows first and soon, remove the device, close the targets,
-    /// then call [`Borrower::closed`](super::Borrower::closed). Unless the user gave it back, the
-    /// device is lost, and its drivers read all ones. The targets' numbers remain unused in this
-    /// node until [`Work::Release`]. The windows' numbers are free.
+    /// The lease has ended. Close its windows immediately, then remove the device, close the
+    /// targets, and call [`Borrower::closed`](super::Borrower::closed). Unless the user gave the
+    /// device back, the device is lost, and its drivers read all ones. The numbers of the targets
+    /// must not be used again in this node until [`Work::Release`]. The numbers of the windows are
+    /// free.
     Close(Handle, EndReason),
     /// The lease is closed at this end. Its handle becomes invalid.
     Closed(Handle, EndReason),
-    /// Free these target numbers, a set.
+    /// Release the target numbers in this set.
     Release(u64),
 }
 
@@ -105,7 +106,7 @@ pub enum ConfigAccess {
     Read(Register),
     /// Write a register.
     Write(Register, u32),
-    /// Reset the function. The access finishes when the reset begins; reads return all ones until
+    /// Reset the function. The access finishes when the reset begins. Reads return all ones until
     /// the reset is complete.
     Reset,
 }
@@ -113,10 +114,10 @@ pub enum ConfigAccess {
 /// Progress of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Poll {
-    /// Not finished; poll again at this time.
+    /// The access is not finished. The caller must poll again at this time.
     Pending(Time),
-    /// Finished, with status and value. The value of a read is all ones unless the status is
-    /// [`Status::Done`].
+    /// The access is finished, with status and value. The value of a read is all ones unless the
+    /// status is [`Status::Done`].
     Finished(Status, u32),
     /// The lender did not answer in time. The access may have been executed.
     TimedOut,
@@ -127,7 +128,7 @@ pub enum Poll {
 /// Reason for which an access was not begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessError {
-    /// The lease has an access already.
+    /// Another access of the lease is in progress.
     Busy,
     /// The lease is not up.
     Lost,
@@ -138,9 +139,9 @@ pub enum AccessError {
 pub struct Counters {
     /// Leases that were up.
     pub leases: u64,
-    /// Leases lost because the lender answered no questions during the time-out.
+    /// Leases lost because the lender did not answer any question during the time-out.
     pub lost: u64,
-    /// Leases lost because the lender answered no accesses.
+    /// Leases lost because the lender did not answer accesses.
     pub stuck: u64,
     /// Leases that the lender revoked or did not know any more.
     pub revoked: u64,
@@ -156,7 +157,7 @@ pub struct Counters {
     pub denied: u64,
     /// Repeated requests.
     pub again: u64,
-    /// Messages that name no lease, belong to another life, or are late.
+    /// Messages that belong to no lease or to another incarnation, or are late.
     pub odd: u64,
     /// Grants that did not match the request.
     pub wrong: u64,
@@ -164,12 +165,12 @@ pub struct Counters {
     pub misused: u64,
 }
 
-/// A configuration access.
+/// Access to a configuration register.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) number: u32,
     pub(super) begin: Time,
-    /// The request has been repeated.
+    /// True if the request was repeated.
     pub(super) again: bool,
     pub(super) request: ConfigAccess,
     pub(super) next: Time,
@@ -188,13 +189,13 @@ pub(super) enum WorkState {
     Closing,
 }
 
-/// A lease.
+/// Lease of the borrower.
 pub(super) struct Entry {
     pub(super) handle: Handle,
     pub(super) lender: NodeId,
     pub(super) terms: Borrow,
     pub(super) state: LeaseState,
-    /// Name of the lease; the lender's half is 0 until it is granted.
+    /// ID of the lease. The lender's half is 0 until the lease is granted.
     pub(super) id: LeaseId,
     pub(super) grant: Option<Grant>,
     pub(super) until: Time,
@@ -216,7 +217,7 @@ pub(super) struct Entry {
     pub(super) recalled: bool,
     pub(super) alive_answer: Option<u32>,
     pub(super) why: Option<EndReason>,
-    /// The lender has confirmed that its windows are closed.
+    /// True if the lender has confirmed that its windows are closed.
     pub(super) confirmed: bool,
 }
 
@@ -246,8 +247,8 @@ impl Access {
         }
     }
 
-    /// Returns the value of an access: that of a read that was done, all ones for any other read,
-    /// otherwise 0.
+    /// Returns the value of an access. The result is `value` for a successful read, all ones for a
+    /// failed read, and 0 for a write or reset.
     pub(super) fn value(&self, status: Status, value: u32) -> u32 {
         match (self.request, status) {
             (ConfigAccess::Read(register), Status::Done) => value & register.ones(),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! The lender's rules for accesses to configuration registers.
 //!
-//! A borrower may write what its kernel needs to run the function: command bits, power states, MSI,
-//! MSI-X, some bits of PCI Express. It may not write BARs or other registers that move the
-//! function. MSI addresses must be in its interrupt window. The MSI-X table is in a BAR, which the
-//! borrower writes without the lender. Only an IOMMU therefore limits what a function does with
-//! MSI-X and DMA.
+//! A borrower may write the registers that its kernel needs to operate the function: command bits,
+//! power states, MSI, MSI-X, some bits of PCI Express. It may not write BARs or other registers
+//! that change the function's addresses. MSI addresses must be in its interrupt window. The MSI-X
+//! table is in a BAR, which the borrower writes without the lender. Therefore only an IOMMU limits
+//! the addresses to which a function can write by MSI-X and DMA.
 
 use super::super::{lender::Write, Reach};
 use super::{command, Layout, Shown, BAR, BARS_END, COMMAND, EXTENDED, HEADER, HEADER_END, ROM};
@@ -16,7 +16,7 @@ use wire::pci::Register;
 pub enum Verdict {
     /// The register may be read.
     Read,
-    /// This may be written, to the register [`Filter::accessed_register`].
+    /// The value may be written, to the register [`Filter::accessed_register`].
     Write(Write),
     /// The access is denied.
     Denied,
@@ -25,7 +25,7 @@ pub enum Verdict {
 /// Writable bits of a 32-bit register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Rule {
-    /// Bits that get the written value.
+    /// Bits that receive the written value.
     write: u32,
     /// Bits that are cleared by writing ones.
     clear: u32,
@@ -33,20 +33,21 @@ struct Rule {
     force: u32,
 }
 
-/// Access rules of a lease, with the state of MSI's address that they depend on.
+/// Access rules of a lease, and the state of MSI's address on which they depend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Filter {
     interrupts: Option<Reach>,
-    /// The lower half of MSI's address was written since the last reset, with an address in the
-    /// window.
+    /// True if the lower half of MSI's address was written since the last reset, with an address in
+    /// the window.
     low: bool,
-    /// The same for the upper half.
+    /// True if the upper half of MSI's address was written since the last reset, with an address in
+    /// the window.
     high: bool,
 }
 
 impl Filter {
-    /// Creates the rules of a lease. `interrupts` is the interrupt window; without it interrupts
-    /// cannot be enabled.
+    /// Creates the rules of a lease. `interrupts` is the interrupt window. If it is `None`,
+    /// interrupts cannot be enabled.
     #[must_use]
     pub const fn new(interrupts: Option<Reach>) -> Self {
         Self {
@@ -62,16 +63,17 @@ impl Filter {
         self.high = false;
     }
 
-    /// Checks a read. Registers that reveal addresses at the lender are denied: BARs, and hidden
-    /// capabilities except their first four bytes, which link to the next one. (Hidden capabilities
-    /// contain BARs of virtual functions and headers of failed packets.) Extended registers outside
-    /// of capabilities are denied too, because their meaning is unknown.
+    /// Checks a read. Registers that reveal addresses at the lender are denied. These are BARs, and
+    /// hidden capabilities except their first four bytes, which link to the next capability. Hidden
+    /// capabilities contain BARs of virtual functions and headers of failed packets, for example.
+    /// Extended registers outside of capabilities are denied too, because their meaning is unknown.
     #[must_use]
     pub fn read(&self, layout: &Layout, register: Register) -> Verdict {
         let dword = register.dword();
         let allowed = match dword {
             BAR..BARS_END | ROM => false,
-            // The list may be empty.
+            // Permit the header at the start of the extended registers, even if there is no
+            // extended capability.
             EXTENDED => true,
             _ => match layout.at(dword) {
                 Some(c) => c.shown.is_some() || dword == c.at,
@@ -101,7 +103,8 @@ impl Filter {
     #[must_use]
     pub fn write(&self, layout: &Layout, register: Register, value: u32) -> Verdict {
         let (dword, shift) = (register.dword(), register.shift());
-        // Bits that the borrower writes, and bits of the register that is accessed.
+        // `field` contains the bits that the borrower writes, and `accessed` the bits of the
+        // register that is accessed.
         let field = register.ones() << shift;
         let accessed = Self::accessed_register(register).ones() << shift;
         let value = (value << shift) & field;
@@ -157,16 +160,17 @@ impl Filter {
         };
         Some(match (capability.shown?, dword - capability.at) {
             (Shown::Power, 4) => rule(if layout.has_no_soft_reset() { 3 } else { 0 }, 1 << 15),
-            // Enable, function mask.
+            // Writable bits: enable, function mask.
             (Shown::MsiX, 0) => rule(3 << 30, 0),
-            // Relaxed ordering, extended tags, no snoop, read request size; error bits.
+            // Writable bits: relaxed ordering, extended tags, no snoop, read request size. Error
+            // bits are cleared by ones.
             (Shown::Express, 8) => rule(0x7910, 0xF << 16),
             (Shown::Msi { wide, .. }, 0) => {
                 let enable = value & (1 << 16) != 0;
                 if enable && !(self.low && (self.high || !wide && self.is_low())) {
                     return None;
                 }
-                // Enable, number of vectors.
+                // Writable bits: enable, number of vectors.
                 rule(0x71 << 16, 0)
             }
             (Shown::Msi { .. }, 4) => {
@@ -182,7 +186,7 @@ impl Filter {
                 }
                 rule(u32::MAX, 0)
             }
-            // Data, masks.
+            // The message data are writable.
             (Shown::Msi { wide: false, .. }, 8) | (Shown::Msi { wide: true, .. }, 12) => {
                 rule(0xFFFF, 0)
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Capabilities of a function, and which of them a borrower sees.
+//! Capabilities of a function, and the selection of those that a borrower sees.
 
 use super::{command, COMMAND, EXTENDED, HEADER, HEADER_END, POINTER};
 
@@ -19,16 +19,16 @@ pub enum Shown {
     Power,
     /// MSI.
     Msi {
-        /// The address has 64 bits.
+        /// True if the address has 64 bits.
         wide: bool,
-        /// Vectors have mask bits.
+        /// True if vectors have mask bits.
         masks: bool,
     },
     /// MSI-X. Its table is in a BAR.
     MsiX,
     /// PCI Express.
     Express,
-    /// Advanced Features: reset of functions that are not PCI Express.
+    /// Advanced Features, which contains the reset of functions that are not PCI Express.
     Advanced,
     /// Vendor-specific; read-only.
     Vendor,
@@ -43,7 +43,7 @@ pub enum Shown {
 /// A capability.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Capability {
-    /// Capability ID, in the numbering of its chain.
+    /// Capability ID, in the numbering of standard or extended capabilities.
     pub id: u16,
     /// Offset in configuration space.
     pub at: u16,
@@ -62,7 +62,7 @@ impl Capability {
         self.at + self.len
     }
 
-    /// Returns true if the capability is in the chain of extended ones.
+    /// Returns true if the capability is in the chain of extended capabilities.
     #[must_use]
     pub const fn is_extended(&self) -> bool {
         self.at >= EXTENDED
@@ -74,7 +74,8 @@ impl Capability {
 pub enum LayoutError {
     /// The function does not answer.
     Gone,
-    /// The header has this type: a bridge, or another header without the BARs of a function.
+    /// The header has this type, which is that of a bridge or of another function without normal
+    /// BARs.
     Header(u8),
     /// A chain of capabilities is invalid or circular at this offset.
     Chain(u16),
@@ -89,12 +90,12 @@ pub enum LayoutError {
 /// Capabilities of a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
-    /// In ascending order of offsets.
+    /// Capabilities in ascending order of offsets.
     list: [Capability; CAPABILITIES_MAX],
     count: u8,
     first: u16,
     first_extended: u16,
-    /// The function keeps its registers when it leaves D3hot.
+    /// True if the function keeps its registers when it leaves D3hot.
     has_no_soft_reset: bool,
 }
 
@@ -246,7 +247,7 @@ impl Layout {
 
     fn sort(&mut self) {
         let count = usize::from(self.count);
-        // Insertion sort, because the sort functions of `core` can panic.
+        // Insertion sort, because the sort functions of `core` may panic.
         for end in 1..count {
             for i in (1..=end).rev() {
                 let Some([a, b]) = self.list.get_mut(i - 1..=i) else {
@@ -260,8 +261,8 @@ impl Layout {
         }
     }
 
-    /// Extends each hidden capability to the next one, because its size is unknown. Checks that no
-    /// two overlap.
+    /// Extends each hidden capability up to the next capability, because its size is unknown.
+    /// Checks that capabilities do not overlap.
     fn bound(&mut self) -> Result<(), LayoutError> {
         let mut behind = LONG_END;
         let count = usize::from(self.count);
@@ -270,7 +271,7 @@ impl Layout {
                 behind = behind.min(SHORT_END);
             }
             match c.shown {
-                // Two capabilities at the same offset mean a circle.
+                // Two capabilities at the same offset mean that the chain is circular.
                 _ if c.at >= behind => return Err(LayoutError::Chain(c.at)),
                 Some(_) if c.len > behind - c.at => return Err(LayoutError::Overlap(c.at)),
                 Some(_) => {}

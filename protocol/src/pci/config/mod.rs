@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Configuration registers of a lent function, as a borrower may read and write them.
 //!
-//! * [`Layout`]: the capabilities of the function and which of them a borrower sees. Either end
-//!   reads it once.
+//! * [`Layout`]: the capabilities of the function, and the selection of those that a borrower sees.
+//!   Lender and borrower each read the layout once.
 //! * [`Space`]: the registers as the borrower's kernel sees them, with the borrower's addresses in
 //!   BARs.
-//! * [`Filter`]: the lender's rules for accesses. They hold whatever the borrower sends.
+//! * [`Filter`]: the lender's rules for accesses. The lender applies the rules to every request,
+//!   because it does not trust the borrower.
 
 mod filter;
 mod layout;
@@ -50,9 +51,9 @@ pub(super) mod command {
     pub(in super::super) const SERR: u32 = 1 << 8;
     /// Disables the interrupt pin.
     pub(in super::super) const NO_PIN: u32 = 1 << 10;
-    /// Status: the function has capabilities.
+    /// Status bit: the function has capabilities.
     pub(in super::super) const CAPABILITIES: u32 = 1 << 20;
-    /// Status: errors, cleared by writing ones.
+    /// Status bits for errors, which are cleared by writing ones.
     pub(in super::super) const ERRORS: u32 = 0xF900_0000;
 }
 

@@ -9,7 +9,8 @@ use super::Layout;
 use wire::pci::{Bar, Register, BARS};
 
 const ID: u16 = 0x11;
-/// Offsets in the capability: control register, table, pending bits, end.
+/// Offsets of the control register, the table location, the pending bits' location and the end in
+/// the capability.
 const CONTROL: u16 = 2;
 const TABLE: u16 = 4;
 const PENDING: u16 = 8;
@@ -19,7 +20,8 @@ const SIZE: u32 = 0x7ff;
 /// Size of a vector's table entry in bytes.
 const ENTRY: u64 = 16;
 
-/// Number of vectors and locations of table and pending bits, as read once.
+/// Number of vectors, and locations of the table and the pending bits, as read once at the start of
+/// a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Msix {
     at: u16,
@@ -28,17 +30,17 @@ pub struct Msix {
     pending: u32,
 }
 
-/// Error: table or pending bits are not in a BAR.
+/// Error that means that the table or the pending bits are not in a BAR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotInBar;
 
 impl Msix {
-    /// Reads the capability by `dword`, which gets offsets in configuration space that are
-    /// multiples of 4. Returns `None` if the function has no MSI-X.
+    /// Reads the capability by `dword`, which is called with offsets in configuration space that
+    /// are multiples of 4. Returns `None` if the function has no MSI-X.
     ///
     /// # Errors
     ///
-    /// The table or the pending bits exceed their BAR.
+    /// Returns an error if the table or the pending bits exceed their BAR.
     pub fn read(
         layout: &Layout,
         bars: &[Option<Bar>; BARS],

@@ -27,12 +27,13 @@ pub enum Written {
     Reset,
 }
 
-/// Device control of PCI Express: starts a function level reset.
+/// Bit in the device control of PCI Express that starts a function level reset.
 const EXPRESS_RESET: u32 = 1 << 15;
-/// Control register of Advanced Features: starts a function level reset.
+/// Bit in the control register of Advanced Features that starts a function level reset.
 const ADVANCED_RESET: u32 = 1;
 
-/// Power management, control and status: the function keeps its state in D3hot.
+/// Bit in the power management's control and status register: the function keeps its state in
+/// D3hot.
 const NO_SOFT_RESET: u32 = 1 << 3;
 
 /// Registers of one function. The caller serializes accesses.
@@ -48,9 +49,9 @@ pub struct Space {
 }
 
 impl Space {
-    /// Creates the registers with BARs at the bus addresses `at` of the borrower, at which windows
-    /// lead to the device. Each address is a multiple of its BAR's size. Addresses of missing BARs
-    /// are ignored.
+    /// Creates the registers. The BARs are at the bus addresses `at` of the borrower, at which
+    /// windows lead to the device. Each address is a multiple of its BAR's size. Addresses of
+    /// missing BARs are ignored.
     #[must_use]
     pub fn new(layout: &Layout, bars: &[Option<Bar>; BARS], at: &[u64; BARS]) -> Self {
         let mut space = Self {
@@ -79,7 +80,7 @@ impl Space {
         own.or(below.map(|bar| (bar, true)))
     }
 
-    /// Returns the address bits of a BAR register, and the value of its other bits.
+    /// Returns a mask of the address bits of a BAR register, and the value of its other bits.
     fn form(&self, i: usize) -> (u32, u32) {
         match self.bar(i) {
             None => (0, 0),
@@ -115,7 +116,14 @@ impl Space {
         Some((high << 32) | low)
     }
 
-    /// Returns a mask of the bits that do not come from the device, and their values.
+    /// Returns true if the addresses of all BARs are equal to the addresses of the windows.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        let mut all = self.assigned.iter().enumerate();
+        all.all(|(i, at)| self.address(i).is_none_or(|a| a == *at))
+    }
+
+    /// Returns a mask of the bits whose values do not come from the device, and their values.
     fn own(&self, dword: u16) -> (u32, u32) {
         const ALL: u32 = u32::MAX;
         match dword {
@@ -124,7 +132,7 @@ impl Space {
                 let list = if none { command::CAPABILITIES } else { 0 };
                 (command::IO | list, 0)
             }
-            // Single function, no self test.
+            // Report a single function and no self test.
             HEADER => (0xFF80_0000, 0),
             BAR..BARS_END => {
                 let i = usize::from((dword - BAR) / 4);
@@ -133,7 +141,7 @@ impl Space {
             }
             ROM => (ALL, 0),
             POINTER => (ALL, self.layout.first().into()),
-            // No interrupt pin.
+            // Report no interrupt pin.
             INTERRUPT => (0xFFFF, self.line.into()),
             _ => match self.layout.at(dword) {
                 Some(c) if c.shown.is_some() && dword == c.at => {
@@ -143,13 +151,14 @@ impl Space {
                         (0xFF00, u32::from(c.next) << 8)
                     }
                 }
-                // The lender does not let a function enter D3hot if it would be reset by that. The
-                // kernel must not use D3hot as a reset method.
+                // The lender denies D3hot if it would reset the function. Set the bit, so that the
+                // kernel does not use D3hot as a reset method.
                 Some(c) if c.shown == Some(Shown::Power) && dword == c.at + 4 => {
                     (NO_SOFT_RESET, NO_SOFT_RESET)
                 }
                 Some(c) if c.shown.is_some() => (0, 0),
-                // If the capability at 0x100 is hidden, an empty header links to the visible ones.
+                // If the capability at 0x100 is hidden, an empty header links to the first visible
+                // capability.
                 Some(_) | None if dword == EXTENDED => {
                     (ALL, u32::from(self.layout.first_extended()) << 20)
                 }
@@ -172,8 +181,8 @@ impl Space {
         }
     }
 
-    /// Returns what the kernel sees of a register whose value the lender has read. All ones, the
-    /// value of a failed read, remain unchanged.
+    /// Returns the value that the kernel sees in a register whose value the lender has read. A
+    /// value of all ones, which a failed read returns, remains unchanged.
     #[must_use]
     pub fn seen(&self, register: Register, value: u32) -> u32 {
         let ones = register.ones();

@@ -3,22 +3,22 @@
 //!
 //! Each offered device is in one of these states ([`OfferState`]):
 //!
-//! * `Free`: may be borrowed. A valid `BORROW` leads to `Granting`.
+//! * `Free`: the device may be borrowed. A valid `BORROW` leads to `Granting`.
 //! * `Granting`: the driver executes [`Work::Open`], then calls [`Lender::opened`]. Success leads
-//!   to `Lent` and sends `GRANT`; an error sends `REFUSE` and leads back to `Free`, or to `Broken`
-//!   if the function cannot be reset.
+//!   to `Lent`, and `GRANT` is sent. After an error `REFUSE` is sent, and the device is `Free`
+//!   again, or `Broken` if the function cannot be reset.
 //! * `Lent`: the borrower uses the device. [`Lender::reclaim`] with a grace period leads to
 //!   `Recalling`.
 //! * `Recalling`: `REVOKE` is repeated until the borrower returns the device or the grace period
 //!   ends.
-//! * `Fencing`: the lease has ended. The driver executes [`Work::Close`] and [`Work::Reset`], then
+//! * `Fencing`: the lease has ended. The driver executes [`Work::Close`] and [`Work::Reset`]. Then
 //!   the device is `Free` again, or `Broken` if the reset failed. The numbers of the lease remain
 //!   fenced ([`Fences`]).
-//! * `Broken`: not lent, until [`Lender::repair`].
+//! * `Broken`: the device is not lent until [`Lender::repair`] is called.
 //!
-//! A lease ends, and the device is `Fencing`, when the borrower returns it, is reported as down, or
-//! sends no message during the time-out. The lease also ends when a reset fails, and when the
-//! device is reclaimed or withdrawn.
+//! A lease ends, and the state of its device becomes `Fencing`, when the borrower returns the
+//! device, is reported as down, or sends no message during the time-out. The lease also ends when a
+//! reset fails, and when the device is reclaimed or withdrawn.
 
 mod pump;
 mod receive;
@@ -60,8 +60,8 @@ pub struct Lender<M: Memory> {
 }
 
 impl<M: Memory> Lender<M> {
-    /// Creates a lender for up to `devices` devices (1…64). `random` is a number that no other life
-    /// of this lender has used. May sleep if the allocation of memory does.
+    /// Creates a lender for up to `devices` devices (1…64). `random` must differ from the number of
+    /// every earlier lender of this node. May sleep if the allocation of memory does.
     ///
     /// # Errors
     ///
@@ -90,9 +90,9 @@ impl<M: Memory> Lender<M> {
         })
     }
 
-    /// Offers a device and returns its handle. Uses identity, location and BARs of `device` only.
-    /// Returns `None` if the table is full, the device has no memory BAR, or the lender is closing.
-    /// The device must be in its state after a reset.
+    /// Offers a device and returns its handle. Uses only the identity, location and BARs in
+    /// `device`. Returns `None` if the table is full, the device has no memory BAR, or the lender
+    /// is closing. The device must be in the state that it has after a reset.
     pub fn offer(&mut self, device: &Device, layout: &Layout) -> Option<u32> {
         if !device.has_valid_bars() || self.closing {
             return None;
@@ -126,7 +126,7 @@ impl<M: Memory> Lender<M> {
         self.devices.iter().position(is)
     }
 
-    /// Withdraws a device. A lease of it ends. [`Work::Gone`] follows.
+    /// Withdraws a device, and ends its lease, if any. [`Work::Gone`] follows.
     pub fn withdraw(&mut self, now: Time, handle: u32) {
         if let Some(entry) = self.entry(handle) {
             entry.withdrawn = true;
@@ -166,8 +166,8 @@ impl<M: Memory> Lender<M> {
         true
     }
 
-    /// Withdraws all devices, because the module is being unloaded. The caller waits until there
-    /// are no devices, and for a bounded time until there are no fences.
+    /// Withdraws all devices, because the module is being unloaded. The caller must wait until
+    /// there are no devices, and for a limited time until there are no fences.
     pub fn close(&mut self, now: Time) {
         self.closing = true;
         for i in 0..self.devices.len() {
@@ -182,8 +182,8 @@ impl<M: Memory> Lender<M> {
         Some(entry.offer.handle)
     }
 
-    /// Records that a node is down and has no windows any more. The caller must be certain: missing
-    /// messages or a lost link do not prove it.
+    /// Records that a node is down and has no windows any more. The caller must have proof. Missing
+    /// messages or a lost link do not suffice.
     pub fn node_down(&mut self, now: Time, node: NodeId) {
         for i in 0..self.devices.len() {
             let entry = self.devices.get_mut(i).and_then(Option::as_mut);
@@ -198,8 +198,8 @@ impl<M: Memory> Lender<M> {
         self.fences.confirm_node(now, node, &self.limits);
     }
 
-    /// Makes a broken device available again. It is reset before the next lease. Returns false if
-    /// the device is not `Broken`.
+    /// Makes a broken device available again. The device is reset before the next lease. Returns
+    /// false if the device is not `Broken`.
     pub fn repair(&mut self, handle: u32) -> bool {
         let Some(i) = self.index(handle) else {
             return false;
@@ -229,7 +229,7 @@ impl<M: Memory> Lender<M> {
                 self.flow.step(&mut entry.state, DeviceEvent::End);
                 entry.offer.generation = entry.offer.generation.wrapping_add(1);
                 entry.reset_wanted = false;
-                // An access that has not begun is dropped.
+                // Drop an access that has not begun.
                 if let Access::Scheduled(..) = lease.access {
                     lease.access = Access::None;
                 }
@@ -347,7 +347,7 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// Reports the result of a configuration access, for a read with its value.
+    /// Reports the result of a configuration access. `value` contains the value of a read.
     pub fn configured(&mut self, config: &Config, value: Result<u32, ()>) {
         let Some(entry) = self.entry(config.handle) else {
             return self.misuse();
@@ -395,7 +395,7 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// Denies an access or schedules it.
+    /// Denies or schedules an access.
     fn check_access(layout: &Layout, lease: &mut Lease, body: &Body) -> Access {
         let (register, verdict) = match body {
             Body::Read(_, register) => (*register, lease.filter.read(layout, *register)),
@@ -419,7 +419,7 @@ impl<M: Memory> Lender<M> {
         Some(entry.into_iter().find(|d| d.offer.handle == handle)?.state)
     }
 
-    /// Lists all devices as they are described to borrowers, with their leases.
+    /// Returns all devices as they are described to borrowers, with the IDs of their leases.
     pub fn devices(&self) -> impl Iterator<Item = (Device, Option<LeaseId>)> + '_ {
         let all = self.devices.iter().flatten();
         all.map(|e| (e.description(), e.lease.as_ref().map(|l| l.id)))
@@ -430,12 +430,13 @@ impl<M: Memory> Lender<M> {
         &self.fences
     }
 
-    /// Returns the end of the quarantine. No leases are granted before.
+    /// Returns the end of the quarantine, before which no leases are granted.
     pub fn begins(&self) -> Time {
         self.begin
     }
 
-    /// Returns the incarnation: the random number that names this life of the lender.
+    /// Returns the incarnation, a random number that distinguishes this lender from earlier lenders
+    /// of this node.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
@@ -445,12 +446,13 @@ impl<M: Memory> Lender<M> {
         &self.counters
     }
 
-    /// Returns the number of answers that were dropped. Their recipients repeat the request.
+    /// Returns the number of answers that were dropped. The recipients of dropped answers repeat
+    /// their requests.
     pub fn dropped(&self) -> u64 {
         self.answers.dropped
     }
 
-    /// Returns how often each transition of a device was made.
+    /// Returns the number of times that each transition of a device was made.
     pub fn flow(&self) -> &Counts<OfferState> {
         &self.flow
     }

@@ -8,7 +8,7 @@ use crate::{Memory, Time};
 use wire::pci::{Body, Grant, Message, Numbers, Role};
 
 impl<M: Memory> Lender<M> {
-    /// Processes time-outs. The caller calls it at [`Lender::next`] or earlier.
+    /// Processes time-outs. The caller must call this function at [`Lender::next`] or earlier.
     pub fn time(&mut self, now: Time) {
         let timeout = self.limits.ticks(self.limits.timeout_ms);
         for i in 0..self.devices.len() {
@@ -59,9 +59,9 @@ impl<M: Memory> Lender<M> {
         earlier(lent.min(), self.fences.next(&self.limits))
     }
 
-    /// Returns the next operation that may sleep. Ends of leases come first, because other nodes
-    /// wait for them with a deadline. Opens and resets are handed out by device in round-robin
-    /// order, so that one borrower cannot delay the other devices.
+    /// Returns the next operation that may sleep. Operations that end leases are returned first,
+    /// because other nodes wait for them with a deadline. Opens and resets of the devices are
+    /// returned in round-robin order, so that one borrower cannot delay the other devices.
     pub fn work(&mut self) -> Option<Work> {
         if self.released_numbers != 0 {
             return Some(Work::Release(core::mem::take(&mut self.released_numbers)));
@@ -191,7 +191,7 @@ impl<M: Memory> Lender<M> {
             lease.again = now.after(lease.interval);
             lease.interval = lease.interval.saturating_mul(2).min(limits.retry_max);
             let left = lease.grace.since(now) / limits.ms.max(1);
-            // 0 would mean that the lease has ended.
+            // Use at least 1, because 0 would mean that the lease has ended.
             let left = u32::try_from(left).unwrap_or(u32::MAX).max(1);
             (0, Body::Revoke(id, left))
         } else {

@@ -9,7 +9,7 @@ use wire::ids::NodeId;
 use wire::pci::{Body, Borrow, Incarnation, Kind, LeaseId, Message, Reason, Role, Status};
 
 impl<M: Memory> Lender<M> {
-    /// Processes a message for a lender. `from` is the sender's node, stamped by the NIC.
+    /// Processes a message for a lender. `from` is the sender's node, as reported by the NIC.
     pub fn receive(&mut self, now: Time, from: NodeId, message: &Message) {
         let (number, sender) = (message.number, message.sender);
         match message.body {
@@ -34,7 +34,7 @@ impl<M: Memory> Lender<M> {
 
     /// Processes a request of another protocol version, of which only kind and number are known.
     pub fn receive_other_version(&mut self, from: NodeId, kind: Kind, number: u32) {
-        // `LIST` names no lease.
+        // `LIST` contains no lease ID.
         let lease = match kind {
             Kind::List => LeaseId::NONE,
             Kind::Borrow => LeaseId::new(number, 0),
@@ -47,8 +47,8 @@ impl<M: Memory> Lender<M> {
         self.counters.odd = self.counters.odd.wrapping_add(1);
     }
 
-    /// Asks a node about its leases if they belong to another life than that of its message. The
-    /// message does not end these leases, because it may be older than they are.
+    /// Asks a node about its leases if they belong to another incarnation than the node's message.
+    /// The message does not end these leases, because it may be older than the leases.
     fn question_old_leases(&mut self, now: Time, from: NodeId, sender: Incarnation) {
         for entry in self.devices.iter_mut().flatten() {
             let lent = matches!(entry.state, OfferState::Lent | OfferState::Recalling);
@@ -56,7 +56,7 @@ impl<M: Memory> Lender<M> {
                 continue;
             };
             if lease.node == from && lease.incarnation != sender {
-                // The interval between two questions is `retry` or more.
+                // Keep an interval of at least `retry` between two questions.
                 lease.question = lease.question.min(now.after(self.limits.retry));
             }
         }
@@ -112,7 +112,7 @@ impl<M: Memory> Lender<M> {
             .filter_map(|d| d.lease.as_ref())
             .filter(|l| his(l));
         let have = have.count();
-        // Includes devices whose lease is still being opened.
+        // Include devices whose lease is still being opened.
         let used = all
             .clone()
             .filter_map(|d| d.lease.as_ref())
@@ -214,7 +214,8 @@ impl<M: Memory> Lender<M> {
     /// Answers a request for a lease that the sender does not have.
     fn no_lease(&mut self, from: NodeId, number: u32, id: LeaseId) {
         self.count_unexpected();
-        // No answer before the intervals are closed, because the answer confirms that they are.
+        // Do not answer before the intervals are closed, because the answer confirms that they are
+        // closed.
         if !self.is_closing(from, id) {
             self.queue_refusal(from, number, Reason::Lease, id);
         }
@@ -235,7 +236,7 @@ impl<M: Memory> Lender<M> {
         // Access numbers increase. An access with a number before the last one is never executed.
         let ahead = message.number.wrapping_sub(lease.number) as i32;
         let again = ahead == 0 && !matches!(lease.access, Access::None);
-        // An access in progress is not replaced, because the filter judges a later access by
+        // Do not replace an access in progress, because the filter checks a later access against
         // completed writes.
         let busy = matches!(lease.access, Access::Issued | Access::Scheduled(..));
         if again {
@@ -244,7 +245,7 @@ impl<M: Memory> Lender<M> {
             return;
         }
         if ahead <= 0 || busy {
-            // The borrower repeats its request.
+            // Drop the request, because the borrower repeats it.
             return self.count_unexpected();
         }
         lease.number = message.number;
@@ -288,11 +289,11 @@ impl<M: Memory> Lender<M> {
         }
     }
 
-    /// Processes `RETURN`: the borrower has closed its windows and ends the lease.
+    /// Processes `RETURN`, which means that the borrower has closed its windows and ends the lease.
     fn returned(&mut self, now: Time, from: NodeId, sender: Incarnation, id: LeaseId) {
         let mut all = self.devices.iter_mut().flatten();
         let his = |l: &Lease| match id.key() {
-            // The borrower never got the grant and knows only its half of the name.
+            // The borrower never received the grant, and knows only its half of the ID.
             0 => l.id.nonce() == id.nonce() && l.incarnation == sender,
             _ => l.id == id,
         };
@@ -302,7 +303,7 @@ impl<M: Memory> Lender<M> {
             let handle = entry.offer.handle;
             if let Some(lease) = &mut entry.lease {
                 lease.confirmed = true;
-                // `RETURNED` repeats the name that the borrower used.
+                // `RETURNED` contains the ID that the borrower used.
                 lease.returned_name = Some(id);
             }
             return self.end_lease(now, handle, Ended::Returned);
@@ -311,7 +312,7 @@ impl<M: Memory> Lender<M> {
         self.queue_answer(from, 0, Body::Returned(id));
     }
 
-    /// Processes `REVOKED`: the borrower has closed its windows.
+    /// Processes `REVOKED`, which means that the borrower has closed its windows.
     fn revoked(&mut self, now: Time, from: NodeId, id: LeaseId) {
         if self.fences.confirm(now, from, id, &self.limits) {
             return;

@@ -9,15 +9,15 @@ use wire::pci::{Device, Incarnation, LeaseId, Message, Numbers, Reason, Register
 crate::flow! {
     /// States of an offered device.
     states OfferState {
-        /// Available to any borrower.
+        /// The device is available to any borrower.
         Free,
-        /// The driver opens its intervals for a borrower.
+        /// The driver opens the device's intervals for a borrower.
         Granting,
-        /// In use by a borrower.
+        /// A borrower uses the device.
         Lent,
-        /// In use, and its borrower has been asked to return it.
+        /// A borrower uses the device, and has been asked to return it.
         Recalling,
-        /// The lease has ended: the driver closes its intervals, then resets the function.
+        /// The lease has ended. The driver closes the intervals, then resets the function.
         Fencing,
         /// The function could not be reset.
         Broken,
@@ -58,7 +58,7 @@ crate::flow! {
 /// Error of [`Work::Open`]. The driver has closed any interval that it opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenError {
-    /// Refusal for the borrower: [`Reason::NoInterval`], [`Reason::NoRoom`],
+    /// The request is refused for this reason: [`Reason::NoInterval`], [`Reason::NoRoom`] or
     /// [`Reason::NotAllowed`].
     Refuse(Reason),
     /// The function could not be reset. The device is not lent again until it is repaired.
@@ -72,7 +72,7 @@ pub struct Opened {
     pub numbers: Numbers,
     /// Bus address of the window through which the device reaches DMA memory.
     pub dma: u64,
-    /// Bus address of the window through which the device reaches interrupts: one page.
+    /// Bus address of the window through which the device sends interrupts. The window is one page.
     pub interrupts: u64,
 }
 
@@ -96,12 +96,12 @@ pub struct Config {
 pub struct Write {
     /// New value of the bits that are not kept.
     pub value: u32,
-    /// Bits that keep their value. If it is not 0, the driver reads the register first.
+    /// Bits that keep their value. If any bit is set, the driver reads the register first.
     pub keep: u32,
 }
 
 impl Write {
-    /// Returns the value to be written, where `old` is the register's value before. `old` is not
+    /// Returns the value to be written, where `old` is the register's previous value. `old` is not
     /// used if `keep` is 0.
     #[must_use]
     pub const fn merged(self, old: u32) -> u32 {
@@ -109,26 +109,27 @@ impl Write {
     }
 }
 
-/// Operation that may sleep. A device has one at a time, which ends with the call that its
-/// documentation names. The driver may execute the operations of all devices one after the other.
+/// Operation of the driver that may sleep. A device has one operation at a time. The operation ends
+/// when the driver makes the call that the variant's documentation names. The driver may execute
+/// the operations of all devices one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// Reset the function without bus mastering, open the intervals of a lease, then call
+    /// Reset the function, leave bus mastering disabled, open the intervals of a lease, then call
     /// [`Lender::opened`](super::Lender::opened).
     Open(Open),
     /// Close the intervals of a lease: disable bus mastering, wait until the function has no
     /// transactions pending, close targets and windows, then call
-    /// [`Lender::closed`](super::Lender::closed). The targets' numbers remain unused in this node
-    /// until [`Work::Release`]. The windows' numbers are free.
+    /// [`Lender::closed`](super::Lender::closed). The numbers of the targets must not be used again
+    /// in this node until [`Work::Release`]. The numbers of the windows are free.
     Close(u32, Numbers),
     /// Reset the function, restore the registers that it had when it was offered, then call
     /// [`Lender::reset`](super::Lender::reset). Leave bus mastering disabled unless the device is
-    /// lent: in this case the borrower has requested the reset and restores the registers that it
-    /// needs.
+    /// lent. For a lent device, the borrower has requested the reset and restores the registers
+    /// that it needs.
     Reset(u32),
-    /// Free these target numbers, a set.
+    /// Release the target numbers in this set.
     Release(u64),
-    /// Forget a withdrawn device, which has no lease any more.
+    /// Drop all data about a withdrawn device, which has no lease any more.
     Gone(u32),
 }
 
@@ -139,7 +140,7 @@ pub struct Open {
     pub handle: u32,
     /// Node of the borrower.
     pub borrower: NodeId,
-    /// Set of numbers from which each BAR's target gets a different one.
+    /// Set of numbers for the BARs' targets. Each target must get a different number.
     pub bars: u64,
     /// Set of numbers for the windows to DMA memory and interrupts.
     pub links: u64,
@@ -185,7 +186,7 @@ pub(super) struct PendingMessages {
     pub(super) grant: bool,
     pub(super) done: bool,
     pub(super) alive: Option<u32>,
-    /// A question whether the borrower still has the lease.
+    /// A question to the borrower that asks if it still has the lease.
     pub(super) question: bool,
     pub(super) revoke: bool,
 }
@@ -195,15 +196,16 @@ pub(super) struct PendingMessages {
 pub(super) enum Access {
     #[default]
     None,
-    /// Scheduled: see [`Config`].
+    /// The access is scheduled; see [`Config`].
     Scheduled(Register, Option<Write>),
-    /// Handed to the driver.
+    /// The access is handed to the driver.
     Issued,
-    /// Finished, with status and value.
+    /// The access is finished, with status and value.
     Finished(Status, u32),
 }
 
-/// A lease, from the accepted `BORROW` until its intervals are closed and the function is reset.
+/// Lease of a device, from the accepted `BORROW` until its intervals are closed and the function is
+/// reset.
 pub(super) struct Lease {
     pub(super) id: LeaseId,
     pub(super) node: NodeId,
@@ -213,8 +215,8 @@ pub(super) struct Lease {
     pub(super) dma: u64,
     pub(super) opened: Option<Opened>,
     pub(super) last_message: Time,
-    /// Time at which the borrower is asked next whether it has the lease. Each message of the
-    /// borrower moves it back.
+    /// Time of the next question to the borrower about the lease. Each message of the borrower
+    /// postpones the question.
     pub(super) question: Time,
     /// End of the grace period of a recall.
     pub(super) grace: Time,
@@ -227,28 +229,28 @@ pub(super) struct Lease {
     pub(super) filter: Filter,
     /// Earliest time of the next reset that the borrower may request.
     pub(super) reset_not_before: Time,
-    /// A reset that the borrower has requested waits for `reset_not_before`.
+    /// True if a reset that the borrower has requested waits for `reset_not_before`.
     pub(super) reset_delayed: bool,
     pub(super) pending: PendingMessages,
     /// Reason for which the lease ends as soon as its intervals are open.
     pub(super) end_after_open: Option<Ended>,
-    /// The borrower has confirmed that its windows are closed.
+    /// True if the borrower has confirmed that its windows are closed.
     pub(super) confirmed: bool,
-    /// Name of the lease in the `RETURNED` that is sent when the intervals are closed; `None` if
-    /// the borrower has not sent `RETURN`.
+    /// ID of the lease in the `RETURNED` that is sent when the intervals are closed; `None` if the
+    /// borrower has not sent `RETURN`.
     pub(super) returned_name: Option<LeaseId>,
-    /// The intervals are closed.
+    /// True if the intervals are closed.
     pub(super) closed: bool,
 }
 
-/// A device that is offered.
+/// Offered device.
 pub(super) struct Entry {
     pub(super) offer: Device,
     pub(super) layout: Layout,
     pub(super) state: OfferState,
     pub(super) lease: Option<Lease>,
     pub(super) operation: WorkState,
-    /// The borrower has requested a reset that was not handed to the driver yet.
+    /// True if the borrower has requested a reset that was not handed to the driver yet.
     pub(super) reset_wanted: bool,
     pub(super) withdrawn: bool,
 }
@@ -278,7 +280,7 @@ pub struct Counters {
     pub resets: u64,
     /// Repeated requests.
     pub again: u64,
-    /// Messages that name no lease, belong to another life, or are late.
+    /// Messages that belong to no lease or to another incarnation, or are late.
     pub odd: u64,
     /// Calls of the driver that do not match an operation of the lender.
     pub misused: u64,
