@@ -1,4 +1,4 @@
-//! Validity tags: any missing packet leaves a tag untouched.
+//! Tests of validity tags: any missing packet leaves a tag unchanged.
 
 use protocol::base::validity::{find_hole, tag_offsets, TAG_BYTES};
 use wire::rma::FRAGMENT;
@@ -40,7 +40,7 @@ fn any_packet_but_the_last_one_is_missed() {
             for lost in [i..i + 1, i..last, 0..i + 1] {
                 let at = find_hole(&get(len, |k| lost.contains(&k)), MARK);
                 let at = at.unwrap_or_else(|| panic!("{lost:?} of {len}"));
-                // The first untouched tag is in the first missing packet.
+                // The first unchanged tag is in the first missing packet.
                 let packet = lost.start * FRAGMENT..lost.end * FRAGMENT;
                 assert!(packet.contains(&at) && at < (lost.start + 1) * FRAGMENT);
             }
@@ -58,6 +58,6 @@ fn what_looks_like_a_mark_elsewhere_is_none() {
     data[976..984].copy_from_slice(&MARK);
     assert_eq!(find_hole(&data, MARK), Some(976));
     assert_eq!(find_hole(&[], MARK), None);
-    // The completer reports a single packet.
+    // A GET of a single packet has no tags, because the completer reports this packet.
     assert_eq!(find_hole(&MARK, MARK), None);
 }

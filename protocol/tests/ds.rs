@@ -1,4 +1,4 @@
-//! Rules of a stream connection: messages, loss, ends, and protocol violations of the peer.
+//! Tests of a stream connection: messages, loss, ends, and protocol violations of the peer.
 
 mod ds_two;
 
@@ -22,7 +22,7 @@ fn a_small_piece_is_one_message() {
     assert_eq!(t.read(0, 100), b"pong");
     assert_eq!(t.sides[1].stream.counters().control, 0);
     t.wait(LIMITS.ask * 10);
-    // Only the unacknowledged answer causes a question.
+    // Only the unacknowledged answer causes a question to the peer.
     t.settle();
     let asked: u64 = (0..2).map(|i| t.sides[i].stream.counters().asked).sum();
     assert_eq!(asked, 1);
@@ -77,7 +77,7 @@ fn what_is_lost_at_the_end_is_found_by_asking() {
     t.wait(1);
     t.settle();
     assert_eq!(t.read(1, 100), b"lost");
-    // Repeats the test for an announcement.
+    // A lost announcement is found in the same way.
     t.write(0, &data(600));
     t.carry(0, true);
     t.wait_for(0);
@@ -119,7 +119,7 @@ fn both_directions_end_in_order() {
         assert_eq!(t.sides[first].stream.state(), StreamState::FinWait2);
         assert_eq!(t.sides[1 - first].stream.state(), StreamState::CloseWait);
         assert!(t.sides[1 - first].stream.receiving().is_finished());
-        // The other direction still works.
+        // The other direction can still transfer data.
         t.write(1 - first, b"reply");
         t.settle();
         t.sides[1 - first].stream.shut();
@@ -234,10 +234,10 @@ fn a_closed_connection_does_not_wait_for_ever() {
     assert_eq!(t.sides[0].stream.end(), None);
     t.wait(1);
     assert_eq!(t.sides[0].stream.end(), Some(End::OrphanTimeout));
-    // The peer acknowledged everything, and is notified only when it sends a message.
+    // The peer has acknowledged all data, and is notified only when it sends a message.
     t.settle();
     assert_eq!(t.sides[1].stream.end(), None);
-    // An end with unacknowledged data notifies its peer.
+    // An end with unacknowledged data notifies its peer at once.
     let mut t = Two::new();
     t.write(0, b"unheard");
     t.sides[0].out.messages.clear();
@@ -308,7 +308,7 @@ fn who_has_missed_an_abort_is_told_when_he_speaks() {
     t.sides[0].stream.abort(Time(t.now));
     t.pump(0);
     assert!(t.carry(0, true).is_some());
-    // The peer's program has read, and the peer announces the room.
+    // The peer's program has read data, and the peer announces the free bytes of its ring.
     let avail = Message::RmaAvail {
         head: Head {
             conn: ConnId::new(0, 5),
@@ -429,7 +429,8 @@ fn who_breaks_the_rules_is_cut_off() {
             t.deliver(1, &message, b"x");
         }
         assert_eq!(t.sides[1].stream.end(), Some(End::Broken(broken)));
-        // The violation is reported to the peer, which ends its connection only then.
+        // The violation is reported to the peer, which ends its connection when it receives the
+        // report.
         let answer = t.sides[1].out.messages.back().map(|m| m.0);
         let violation = matches!(
             answer,
@@ -485,7 +486,7 @@ fn what_is_committed_after_the_end_is_said_not_to_be_sent() {
     t.pump(0);
     t.settle();
     assert_eq!(t.read(1, 100), b"first");
-    // The peer has acknowledged everything, although it has not ended its own direction.
+    // The peer has acknowledged all data and the end, although it has not ended its own direction.
     assert!(t.sides[0].stream.sending().end_acknowledged());
     assert_eq!(t.sides[0].stream.end(), None);
 }
@@ -559,7 +560,8 @@ fn readers_are_woken_for_what_was_sent_together() {
     let mut t = Two::new();
     t.write(0, &data(150));
     t.carry(0, false);
-    // Data are readable, but the remainder of the send follows at once.
+    // Data are readable, but the reader is not woken, because the remainder of the send operation
+    // follows at once.
     let r = t.sides[1].stream.receiving();
     assert!(r.readable().len > 0 && !r.is_pushed());
     t.carry(0, false);

@@ -1,4 +1,4 @@
-//! Rules of a stream connection: announcements, GETs, rings, and ports without room.
+//! Tests of a stream connection: announcements, GETs, rings, and full ports.
 
 mod ds_two;
 
@@ -48,7 +48,7 @@ fn what_comes_behind_an_announcement_is_taken_and_waits() {
     t.carry(0, false);
     assert!(!t.sides[1].stream.ready().readable);
     assert!(!t.sides[1].stream.receiving().is_pushed());
-    // The end of the stream waits, too.
+    // The end of the stream waits too.
     t.sides[0].stream.shut();
     t.pump(0);
     t.carry(0, false);
@@ -58,7 +58,7 @@ fn what_comes_behind_an_announcement_is_taken_and_waits() {
     assert!(t.sides[1].stream.receiving().is_pushed());
     assert_eq!(t.sides[1].stream.state(), StreamState::CloseWait);
     assert_eq!(t.read(1, 1_000), [data(600), b"small".to_vec()].concat());
-    // Everything is acknowledged after the GET only.
+    // Data and end are acknowledged only after the GET has finished.
     t.settle();
     assert_eq!(t.sides[0].stream.state(), StreamState::FinWait2);
 }
@@ -174,16 +174,16 @@ fn a_full_ring_is_filled_and_waits_for_room() {
     let mut written = t.write(0, &all);
     assert_eq!(written, RING as usize);
     t.settle();
-    // The last quarter is acknowledged after a question only.
+    // The last quarter is acknowledged only after a question.
     t.wait_for(0);
     t.settle();
-    // The send ring is free again because the receiver has all bytes; the receive ring is full.
+    // The send ring is free again, because the receiver has all bytes. The receive ring is full.
     written += t.write(0, &all[written..]);
     assert!(t.sides[0].out.messages.is_empty());
     assert!(t.sides[0].stream.deadline(&LIMITS).is_some());
     assert_eq!(t.sides[0].stream.sending().unsent(), RING);
     assert!(!t.sides[0].stream.ready().writable);
-    // Little room is announced after a question only, and used by a message.
+    // A small number of free bytes is announced only after a question, and is used by a message.
     let mut got = t.read(1, 300);
     assert!(t.sides[1].out.messages.is_empty());
     t.wait_for(0);
@@ -267,7 +267,7 @@ fn nothing_is_fetched_from_a_peer_that_may_be_another_one() {
     let mut t = Two::new();
     t.write(0, &data(600));
     let (sent, _) = t.sides[0].out.messages.pop_front().unwrap();
-    // The message is read now, and was sent after time 100.
+    // The message is read at the time `now`, and was sent after time 100.
     t.now = 100 + LIMITS.fresh + 1;
     let now = Time(t.now);
     t.sides[1].stream.receive(&sent, Time(100), &LIMITS, now);
@@ -278,7 +278,7 @@ fn nothing_is_fetched_from_a_peer_that_may_be_another_one() {
     let (_, post_by, deadline) = t.sides[1].out.gets[0];
     assert_eq!(post_by, Time(t.now + 2 * LIMITS.fresh));
     assert_eq!(deadline, Time(t.now + LIMITS.get));
-    // A message that was read in time counts from the time at which it was sent.
+    // The age of a message that was read in time counts from the time at which it was sent.
     let mut t = Two::new();
     t.write(0, &data(600));
     let (sent, _) = t.sides[0].out.messages.pop_front().unwrap();
@@ -298,7 +298,7 @@ fn a_refused_get_stops_nothing_else() {
     t.write(1, b"other way");
     t.settle();
     assert_eq!(t.read(0, 100), b"other way");
-    // The GET is tried again soon.
+    // The GET is posted again after a short time.
     t.sides[1].out.get_room = 1;
     t.wait_for(1);
     t.settle();
@@ -321,7 +321,7 @@ fn while_the_port_refuses_gets_the_peer_loses_no_time() {
         step(&mut t);
     }
     assert_eq!(t.sides[1].stream.end(), None);
-    // Later failures count only against the remaining time.
+    // Later failures count only against the time that remains after the refusals.
     t.sides[1].out.get_room = 1;
     let since = t.now;
     while t.sides[1].stream.end().is_none() {
@@ -356,7 +356,7 @@ fn the_send_ring_of_a_lost_connection_rests() {
     assert_eq!(stream.send_ring_free(&LIMITS), RingFree::At(free_at));
     t.sides[1].stream.committed(Time(t.now));
     assert_eq!(t.sides[1].stream.send_ring_free(&LIMITS), RingFree::No);
-    // An abort needs no wait if the peer acknowledged everything.
+    // After an abort, the send ring is free at once if the peer has acknowledged all bytes.
     let mut t = Two::new();
     t.sides[0].stream.shut();
     t.pump(0);
@@ -401,7 +401,7 @@ fn no_more_is_fetched_than_the_ring_of_the_peer_has() {
     let mut stream = new();
     announce(&mut stream, 0, SHORT + 1);
     assert_eq!(stream.end(), broken);
-    // Bytes count until their acknowledgement was sent.
+    // Announced bytes count until their acknowledgement was sent.
     let mut stream = new();
     announce(&mut stream, 0, SHORT - 1);
     announce(&mut stream, SHORT - 1, 1);
@@ -491,7 +491,7 @@ fn a_port_without_room_is_tried_again() {
     t.sides[0].out.room = 0;
     t.write(0, &all);
     assert!(t.sides[0].out.messages.is_empty());
-    // The stream has no deadline until the port has room.
+    // The stream has no deadline while the port is full.
     assert_eq!(t.sides[0].stream.deadline(&LIMITS), None);
     for _ in 0..100 {
         for room in [1, 0] {

@@ -1,5 +1,5 @@
-//! Tables about peers and users: failed servers and neighbours, shares of users, and requests of
-//! clients that use another route than announced.
+//! Tests of tables about peers and users: failed servers and neighbours, resources per user, and
+//! requests of clients that use another route than announced.
 
 use protocol::ds::{FailureKey, Failures, Host, OpenLimits, Pending, Program, Shares};
 use protocol::{Memory, Time};
@@ -42,7 +42,7 @@ fn who_fails_again_is_avoided_for_longer() {
     let mut pauses = Vec::new();
     for _ in 0..9 {
         known.fail(late, PAUSE, now);
-        // An attempt that began at the same time counts as the same failure.
+        // The failure of an attempt that began at the same time does not count separately.
         known.fail(late, PAUSE, now);
         let began = now;
         while known.is_avoided(&late, now) {
@@ -76,7 +76,7 @@ fn only_what_failed_is_avoided() {
     ];
     for other in others {
         assert!(!known.is_avoided(&other, Time(1)), "{other:?}");
-        // The success of another subject has no effect on the failed one.
+        // The success of another key has no effect on the failed key.
         known.succeed(&other);
     }
     assert!(known.is_avoided(&late, Time(1)));
@@ -138,12 +138,12 @@ fn a_user_has_a_share() {
     for _ in 0..2 {
         shares.release(7);
     }
-    // The user has no entry any more, and returning an unused unit has no effect.
+    // The user has no entry any more. Releasing a unit that was not charged has no effect.
     assert_eq!(shares.count(7), 0);
     shares.release(7);
     assert_eq!(shares.count(7), 0);
     assert!(shares.charge(9, 1) && shares.charge(10, 1));
-    // The table has no room for more users than units.
+    // The table has entries for at most as many users as there are units.
     assert!(!shares.charge(11, 1));
 }
 

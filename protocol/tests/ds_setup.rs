@@ -1,5 +1,6 @@
-//! Negotiation of direct sockets: single rules, and random walks with loss and delay of messages.
-//! Invariant: both ends finally use the same path, or the server knows that the connection is dead.
+//! Tests of the negotiation of direct sockets: single rules, and random walks with loss and delay
+//! of messages. The invariant is that both ends finally use the same path, or that the server knows
+//! that the connection is dead.
 
 use protocol::ds::{
     decline, Accepted, Client, ClientMessage, Fallback, OpenLimits, Opening, Pending, Server,
@@ -159,7 +160,7 @@ fn who_gets_no_answer_uses_tcp_and_does_not_ask_for_some_time() {
     }
     assert_eq!(now, Time(u64::from(LIMITS.asks) * LIMITS.ask));
     assert_eq!(client.fallback(), Some(Fallback::Silent));
-    // The last message cancels the request at a server that received only earlier ones.
+    // The last message cancels the request at a server that received an earlier message.
     assert_eq!(sent.len(), 4);
     assert_eq!(sent[3], ClientMessage::Cancel(c));
     let mut silent = match SilentNodes::<Heap>::new(2) {
@@ -255,7 +256,7 @@ fn an_acceptance_that_comes_too_late_is_answered_with_tcp() {
             (Answer::Fallback, server_end().id)
         );
     }
-    // A client with direct data cannot change to TCP.
+    // A client in state `Direct` cannot change to TCP.
     let mut client = Client::new(c, Time(0));
     client.next(&LIMITS, Time(0));
     client.receive(&answer(&c, Answer::Offer), &LIMITS, Time(1));
@@ -397,14 +398,15 @@ fn those_that_wait_are_bounded_and_forgotten() {
         .ask(NODE, &connect(1, 0), &LIMITS, Time(30))
         .unwrap();
     assert_eq!(waiting.len(), 3);
-    // A node cannot use entries of others until the table is full.
+    // The first node has its maximum number of entries. Other nodes can use the table until it is
+    // full.
     for node in 10..15 {
         let taken = waiting.ask(NodeId(node), &connect(1, 0), &LIMITS, Time(30));
         assert!(taken.is_ok());
     }
     let other = waiting.ask(NodeId(16), &connect(1, 0), &LIMITS, Time(30));
     assert_eq!(other, busy);
-    // A request of one node does not match a connection of another one.
+    // A request of one node does not match a connection of another node.
     let tuple = connect(1, 1).tuple;
     assert!(waiting
         .accept(NodeId(10), &tuple, &LIMITS, Time(40))
@@ -441,7 +443,8 @@ fn a_client_whose_connection_is_being_taken_waits_for_no_other_one() {
     assert_eq!(waiting.len(), 1);
     waiting.end_accept(&asked);
     assert!(waiting.is_empty());
-    // A later connection with the same addresses has its own request, even if it arrives earlier.
+    // A later connection with the same addresses has a separate request, even if the request
+    // arrives before the first connection is created.
     assert_eq!(waiting.ask(NODE, &request, &LIMITS, later), Ok(true));
     let asked = waiting.begin_accept(NODE, &tuple, &LIMITS, later).unwrap();
     assert_eq!(waiting.ask(NODE, &connect(2, 5), &LIMITS, later), Ok(true));
@@ -465,7 +468,7 @@ struct Seen {
 }
 
 /// Simulates one connection. Messages are lost, duplicated and delayed, TCP is slow, and the
-/// server's program accepts late. Returns a description of the violated invariant as error.
+/// server's program accepts late. Returns a description of the violated invariant as an error.
 fn walk(seed: u64, seen: &mut Seen) -> Result<(), String> {
     let mut r = Walk::new(seed);
     let loss = [0, 10, 40][r.below(3) as usize];
@@ -514,7 +517,7 @@ fn walk(seed: u64, seen: &mut Seen) -> Result<(), String> {
             out.push(Mail::ToServer(says));
         }
         if before == Opening::Direct && client.state() != before {
-            return Err("the client changed its mind".to_owned());
+            return Err("the client changed its decision".to_owned());
         }
         if client.may_connect() && tcp_at.is_none() {
             tcp_at = Some(now + tcp_time);
@@ -564,7 +567,7 @@ fn walk(seed: u64, seen: &mut Seen) -> Result<(), String> {
         other => return Err(format!("direct: {direct}, the server: {other:?}")),
     }
     if accepted_tcp && direct {
-        return Err("the server's program has TCP, the client not".to_owned());
+        return Err("the server's program uses TCP, but the client does not".to_owned());
     }
     Ok(())
 }

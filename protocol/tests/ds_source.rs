@@ -1,4 +1,4 @@
-//! Data of a stream outside of the rings: sources of the sender, memory of the reader.
+//! Tests of stream data outside of the rings: sources of the sender, and memory of the reader.
 
 mod ds_two;
 
@@ -27,7 +27,7 @@ fn a_source_is_fetched_as_far_as_there_is_room() {
     let all = data(10_000);
     t.write(0, b"before");
     let id = t.lend(0, &all).unwrap();
-    // The source uses all numbers of the send ring, so the ring accepts no bytes.
+    // The source uses all sequence numbers of the send ring, so the ring accepts no bytes.
     assert_eq!(t.sides[0].stream.sending().room().len, 0);
     t.settle();
     assert_eq!(t.sides[1].stream.receiving().available(), RING);
@@ -102,7 +102,7 @@ fn a_readers_memory_that_is_withdrawn_is_not_used_any_more() {
     t.sides[1].out.gets.push_front(second);
     assert_eq!(t.sides[1].stream.withdraw_sink(), 1_000);
     t.sides[1].stream.release_sources(None);
-    // GETs in flight end now, and their data are discarded.
+    // The GETs in flight finish now, and their data are discarded.
     while !t.sides[1].out.gets.is_empty() {
         let (get, ..) = t.sides[1].out.gets.pop_front().unwrap();
         assert!(get.sink.is_some());
@@ -155,7 +155,7 @@ fn a_source_that_is_withdrawn_ends_where_the_peer_says() {
     assert_eq!(state(&t, id), cut);
     t.sides[0].stream.disown_source(id);
     t.sides[0].sources[0].1.fill(POISON);
-    // The following data arrive after the reader has passed the numbers without bytes.
+    // The following data arrive after the reader has passed the sequence numbers without bytes.
     let mut got = Vec::new();
     while got.len() < RING as usize + 5 {
         if t.sides[0].stream.sending().room().len >= 5 && got.len() == RING as usize {
@@ -186,7 +186,7 @@ fn a_withdrawal_does_not_wait_for_a_reader_who_has_all() {
     assert!(t.sides[0].stream.withdraw_source(id, true));
     t.pump(0);
     t.settle();
-    // The reader has not noticed that its memory is filled.
+    // The reader has not noticed yet that its memory is filled.
     let cut = SourceState {
         acknowledged: 4_000,
         finished: true,
@@ -211,7 +211,7 @@ fn a_withdrawal_does_not_wait_for_a_reader_who_took_his_memory_back() {
     let had = t.sides[1].stream.withdraw_sink();
     t.sides[1].stream.release_sources(None);
     t.settle();
-    // The ring has no room for the remainder, because the program does not read.
+    // The remainder does not fit into the ring, because the program does not read.
     assert!(!state(&t, id).finished);
     assert!(t.sides[0].stream.withdraw_source(id, true));
     t.pump(0);
@@ -252,7 +252,7 @@ fn who_copies_to_the_ring_keeps_his_place_when_what_is_before_it_is_withdrawn() 
 #[test]
 fn no_more_is_lent_than_the_reader_could_pass_if_it_is_withdrawn() {
     let mut t = Two::new();
-    // A reader waits that never provides memory.
+    // A waiting reader never provides memory.
     t.sides[1].stream.hold_sources(0);
     let lend = |t: &mut Two| {
         assert_eq!(t.write(0, b"x"), 1);
@@ -288,7 +288,7 @@ fn no_more_is_lent_than_the_reader_could_pass_if_it_is_withdrawn() {
 #[test]
 fn where_a_get_that_failed_may_still_write_nothing_is_left_out() {
     let mut t = Two::new();
-    // The source is larger than the ring, so a part of it is not fetched.
+    // The source is larger than the ring, so some of its bytes are not fetched.
     let all = data(6_000);
     t.sides[1].out.get_room = 2;
     let id = t.lend(0, &all).unwrap();
@@ -297,7 +297,7 @@ fn where_a_get_that_failed_may_still_write_nothing_is_left_out() {
     for _ in 0..2 {
         let (get, ..) = t.sides[1].out.gets.pop_front().unwrap();
         let s = &mut t.sides[1].stream;
-        // The GET is not quiet: its data may arrive late.
+        // The GET is not quiet, so its data may arrive late.
         s.get_ended(get.id, Some(Err(Failure::TimedOut)), None, &LIMITS, Time(0));
     }
     assert!(t.sides[0].stream.withdraw_source(id, true));
@@ -326,11 +326,11 @@ fn a_source_has_a_name_of_its_own() {
     t.sides[0].out.room = 0;
     let first = t.lend(0, &data(1_000)).unwrap();
     assert!(t.sides[0].stream.withdraw_source(first, true));
-    // The second source begins at the number of the first one.
+    // The second source begins at the sequence number of the first source.
     let second = t.lend(0, &data(1_000)).unwrap();
     assert_ne!(first, second);
     assert_eq!(t.sides[0].stream.sending().source(first), None);
-    // The name of the first source has no effect on the second one.
+    // Calls with the ID of the first source have no effect on the second source.
     t.sides[0].stream.withdraw_source(first, true);
     t.sides[0].stream.disown_source(first);
     assert!(!state(&t, second).withdrawn);
@@ -355,7 +355,7 @@ fn an_answer_to_a_withdrawal_is_not_forgotten_for_another_one() {
     t.sides[0].out.room = 10_000;
     t.pump(0);
     while t.carry(0, false).is_some() {}
-    // The port has no room for the answer.
+    // The port is full, so the answer cannot be sent.
     t.sides[1].out.room = 0;
     assert!(t.sides[0].stream.withdraw_source(first, true));
     t.pump(0);
@@ -427,7 +427,7 @@ fn a_source_nobody_was_told_of_was_never_there() {
     assert!(t.sides[0].stream.withdraw_source(id, true));
     assert_eq!(t.sides[0].stream.sending().source(id), None);
     assert_eq!(t.sides[0].stream.sending().unacknowledged(), 0);
-    // If data follow the source, its numbers stay used.
+    // If data follow the source, its sequence numbers are not used again.
     let id = t.lend(0, &data(100)).unwrap();
     t.write(0, b"behind");
     assert!(t.sides[0].stream.withdraw_source(id, true));
@@ -533,7 +533,7 @@ fn a_source_behind_the_room_breaks_the_rules() {
     assert_eq!(end, Some(End::Broken(Violation::Room)));
 }
 
-/// Small pseudo-random generator; the same seed gives the same walk.
+/// Pseudo-random number generator. Equal seeds give equal walks.
 struct Random(u64);
 
 impl Random {
@@ -564,9 +564,10 @@ struct Walk {
     random: Random,
     pieces: Vec<Piece>,
     got: Vec<u8>,
-    /// Messages that are delivered again.
+    /// Delivered messages, some of which are delivered again.
     old: Vec<(Message, Vec<u8>)>,
-    /// Reader's memory that each GET writes to (`sinks`), and the current one (`lent`).
+    /// For each GET, the reader's memory to which it writes (`sinks`), and the current memory of
+    /// the reader (`lent`).
     sinks: HashMap<u16, u32>,
     lent: u32,
     lossy: bool,
@@ -718,7 +719,7 @@ impl Walk {
             Ok(())
         };
         if old {
-            // The GET belongs to memory that was taken back.
+            // The GET writes to memory that was withdrawn.
             self.t.sides[1].out.gets.pop_front();
             let (quiet, now) = (Some(Quiet::Settled), Time(self.t.now));
             let stream = &mut self.t.sides[1].stream;

@@ -38,8 +38,8 @@ fn first_come_first_served_and_each_once() {
     assert!(full);
 }
 
-/// Connections of two nodes wait for a bounded number of units per node. Units are returned one at
-/// a time, or several together. Each connection wants more than it gets.
+/// Connections of two nodes wait for a limited number of units per node. Units are returned one at
+/// a time, or several together. Each connection needs more units than it gets.
 #[test]
 fn nobody_gets_any_twice_before_one_that_waits() {
     const ALL: usize = 6;

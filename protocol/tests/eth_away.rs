@@ -1,5 +1,5 @@
-//! Peers that are unreachable for some time: how many frames they get until they fetch again, and
-//! afterwards.
+//! Tests with peers that are unreachable for some time. They check the number of frames that such a
+//! peer gets until it fetches again, and afterwards.
 
 mod eth_parts;
 mod heap;
@@ -11,8 +11,8 @@ use protocol::{Time, TransportError};
 use wire::eth::Side;
 use wire::ids::NodeId;
 
-/// Announces all frames to node 1 that are admitted at `now`, up to 300. Returns their number. The
-/// queue must never wait for a peer with stalled frames.
+/// Announces frames to node 1 as long as they are admitted at `now`, up to 300. Returns their
+/// number. The queue must never wait for a peer with stalled frames.
 fn announce_all(s: &mut Sender<Heap, At>, now: u64, limits: &Limits, next: &mut u64) -> usize {
     (0..300)
         .take_while(|_| match s.admit(&Time(now), NodeId(1), limits) {
@@ -44,8 +44,8 @@ fn fetch(s: &mut Sender<Heap, At>, now: u64, limits: &Limits, i: u64) {
     s.check().unwrap();
 }
 
-/// Announces admitted frames on every tick from `from` on, until there is one. Returns the time of
-/// this tick.
+/// Tries to announce frames on every tick from `from` on, until a frame is admitted. Returns the
+/// time of this tick.
 fn next_try(s: &mut Sender<Heap, At>, from: u64, limits: &Limits, next: &mut u64) -> u64 {
     (from..from + 100)
         .find(|now| {
@@ -91,13 +91,14 @@ fn a_peer_that_was_away_for_a_moment_shows_that_it_is_back() {
             announce(&mut s, 0, 1, 4096 * next);
             next += 1;
         }
-        // The frames stall. Fetching a frame that was announced before that proves nothing.
+        // The frames stall. A fetch of a frame that was announced before the stall is no proof that
+        // the peer is back.
         grow_old(&mut s, 10, &limits);
         fetch(&mut s, 10, &limits, 1);
         let old = lost - 1;
         let few = old.max(16);
-        // While unreachable, the peer gets as few frames as any stalled peer, and then one at a
-        // time with growing intervals.
+        // While unreachable, the peer gets the same number of frames as any stalled peer, and then
+        // one frame at a time with growing intervals.
         for now in 10..40 {
             grow_old(&mut s, now, &limits);
             announce_all(&mut s, now, &limits, &mut next);
@@ -113,8 +114,9 @@ fn a_peer_that_was_away_for_a_moment_shows_that_it_is_back() {
         assert!(least <= few + 3, "{lost}: {least}");
         let got = flow(&mut s, back..back + 20, &limits, &mut next);
         assert_eq!(got, 16, "{lost}");
-        // The same once more. Frames announced in this phase stall too, but not more of them. The
-        // peer is noticed again, though it gets fewer frames.
+        // The peer is unreachable once more. Frames announced in this phase stall too, but their
+        // number is limited as before. The sender detects again that the peer is back, although the
+        // peer gets fewer frames.
         let away = back + 20;
         for now in away..away + 40 {
             grow_old(&mut s, now, &limits);
@@ -140,7 +142,7 @@ fn a_peer_that_fetches_some_of_what_stands_still_gets_no_more_for_that() {
         announce(&mut s, 0, 1, 4096 * next);
         next += 1;
     }
-    // The peer fetches the last frame that it got, at once, again and again.
+    // The peer repeatedly fetches the last frame that was announced to it.
     for now in 10..90 {
         grow_old(&mut s, now, &limits);
         announce_all(&mut s, now, &limits, &mut next);
@@ -177,7 +179,7 @@ fn a_peer_that_was_away_for_a_moment_and_then_for_long_shows_that_it_is_back() {
     }
     let back = next_try(&mut s, 10, &limits, &mut next);
     fetch(&mut s, back, &limits, next - 1);
-    // Further frames are lost before the first ones are given up.
+    // Further frames are lost before the first lost frames are given up.
     for now in back..500 {
         grow_old(&mut s, now, &limits);
         announce_all(&mut s, now, &limits, &mut next);
@@ -190,7 +192,7 @@ fn a_peer_that_was_away_for_a_moment_and_then_for_long_shows_that_it_is_back() {
 #[test]
 fn late_fetches_of_what_was_given_up_get_a_peer_no_more() {
     let (mut s, limits) = large_sender();
-    // These times keep the peer below its part of the quarantine.
+    // These times keep the peer below its maximum number of frames in quarantine.
     let limits = Limits {
         timeout: 600,
         quarantine: 1200,
@@ -242,7 +244,7 @@ fn each_time_that_a_peer_was_away_it_shows_that_it_is_back() {
         let end = next;
         let got = flow(&mut s, back..back + 5, &limits, &mut next);
         assert_eq!(got, 16, "{round}");
-        // The peer was only slow. It always has frames in flight.
+        // The peer fetches late, but always has frames in flight.
         announce(&mut s, back + 5, 1, 4096 * next);
         for i in first..end - 1 {
             fetch(&mut s, back + 5, &limits, i);
@@ -318,7 +320,7 @@ fn the_queue_does_not_wait_for_a_dead_peer_that_has_much_in_flight() {
         }
     }
     grow_old(&mut s, 100, &limits);
-    // More frames than the peer may have now.
+    // The peer has more frames in flight than it may have now.
     for _ in 0..195 {
         announce(&mut s, 100, 1, 4096 * next);
         next += 1;

@@ -1,4 +1,4 @@
-//! Limits of what each peer may occupy, so that other peers have the remainder.
+//! Tests of the limits for each peer, which leave resources to other peers.
 
 mod eth_parts;
 mod heap;
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use wire::eth::{Announcement, Side};
 use wire::ids::NodeId;
 
-/// Limits as large as those of the driver.
+/// Limits of the same size as in the driver.
 const LARGE: Limits = Limits {
     fetches: 256,
     source: 192,
@@ -143,7 +143,7 @@ fn few_in_flight_leave_a_dead_peer_fewer_still() {
             stalled_peer: 16,
             ..LIMITS
         };
-        // Each dead peer gets all frames that are admitted, repeatedly.
+        // Frames are announced repeatedly to each dead peer, as long as they are admitted.
         for (now, peer) in (0..2000).step_by(11).zip((1..5).cycle()) {
             s.age(&Time(now), &limits, NOW, |_| true, drop);
             while let Admitted::Yes { .. } = s.admit(&Time(0), NodeId(peer), &limits) {
@@ -169,7 +169,7 @@ fn a_peer_that_stands_still_gets_few_until_it_fetches_again() {
         }
         announce(&mut s, 0, 1, 4096 * (i + 1));
     }
-    // The last quarter remains free.
+    // The last quarter of the slots remains free.
     assert_eq!(s.admit(&Time(0), NodeId(1), &LIMITS), Admitted::Later);
     assert_eq!(
         s.admit(&Time(0), NodeId(2), &LIMITS),
@@ -193,21 +193,21 @@ fn a_peer_that_stands_still_gets_few_until_it_fetches_again() {
     }
     assert_eq!(s.admit(&Time(0), NodeId(1), &LIMITS), Admitted::No(2));
     s.notified(&Time(0), &LIMITS, &done(Side::Sent, 4096 * 20, 1, 0));
-    // The peer fetches again, but was late.
+    // The peer fetches again, but is lagging.
     let at = |now| s.admit(&Time(now), NodeId(1), &LIMITS);
     assert_eq!(at(0), Admitted::Yes { prompt: false });
     assert_eq!(at(200), Admitted::Yes { prompt: true });
 }
 
-/// A receiver whose mailbox is filled by other nodes.
+/// Receiver whose mailbox is filled by other nodes.
 struct Crowd {
     limits: Limits,
     waiting: Waiting<Heap>,
     fetches: Locked,
     port: Port,
-    /// Messages: time of sending, source.
+    /// Unread messages, each with the time of sending and the source.
     mailbox: VecDeque<(u64, u16)>,
-    /// GETs in flight: time of the answer, local address, source.
+    /// GETs in flight, each with the time of the answer, the local address and the source.
     gets: VecDeque<(u64, u64, u16)>,
     /// Sources whose announcements were refused.
     refused: Vec<u16>,
@@ -257,8 +257,9 @@ impl Crowd {
         self.waiting.check(&self.limits).unwrap();
     }
 
-    /// One tick: answers, housekeeping, and the poll function while there is room. Returns the age
-    /// of the oldest message that was in the mailbox.
+    /// Performs one tick: processes answers and housekeeping, and runs the poll function while
+    /// announcements can be accepted. Returns the age of the oldest message that was in the
+    /// mailbox.
     fn tick(&mut self, now: u64, hold: u64) -> u64 {
         while self.gets.front().is_some_and(|(at, ..)| *at <= now) {
             let Some((_, local, node)) = self.gets.pop_front() else {
@@ -311,7 +312,7 @@ impl Crowd {
 
 #[test]
 fn sources_that_announce_more_than_they_answer_do_not_hold_up_others() {
-    // Answers take long, but come within `patience`; or they take barely long enough to be noticed.
+    // Answers take long but arrive within `patience`, or they are only slightly late.
     for (hold, longest) in [(40, 15), (8, 65)] {
         let mut crowd = Crowd::new();
         for now in 0..2000 {
@@ -370,8 +371,8 @@ fn room_is_made_at_the_expense_of_who_has_most() {
         assert!(crowd.mailbox.is_empty(), "{sources}");
         let part = 1024 / (usize::from(sources) + 1);
         let all = crowd.refused.len();
-        // One or two more than necessary may be refused, because the receiver did not know that the
-        // room was sufficient.
+        // One or two more announcements than necessary may be refused, because the receiver did not
+        // know that enough slots were free.
         assert!((1..=part + 2).contains(&all), "{sources}: {all}, {part}");
     }
 }
@@ -385,7 +386,7 @@ fn admitted(s: &Sender<Heap, At>, node: u16, limits: &Limits) -> bool {
 
 #[test]
 fn peers_that_say_that_they_dropped_everything_do_not_fill_the_quarantine() {
-    // One such peer, then two.
+    // Repeat the test with two such peers.
     for (peers, most) in [(1, 200), (2, 350)] {
         let (mut s, limits) = large_sender();
         let mut next = 1;
@@ -446,7 +447,7 @@ fn a_drop_message_of_a_peer_that_nothing_was_announced_to_is_for_nothing() {
     assert!(dropped(&mut s, 0, 2, 8192));
 }
 
-/// Sources that answer late, but in time, leave slots for others.
+/// Sources that answer late, but before the time-out, leave slots for other sources.
 #[test]
 fn no_two_sources_take_all_places() {
     let limits = Limits {
@@ -484,7 +485,7 @@ fn no_two_sources_take_all_places() {
         w.pump(&f, &Time(0), &mut port, &limits, |_, _| ());
         taken.push(f.0.borrow().len() - before);
     }
-    // Each source had one open GET before.
+    // Each source already had one open GET.
     assert_eq!(taken[0], 189, "{taken:?}");
     assert!(taken.iter().all(|n| *n > 0), "{taken:?}");
 }
@@ -493,7 +494,7 @@ fn no_two_sources_take_all_places() {
 fn peers_that_die_one_after_the_other_stop_nobody() {
     let (mut s, limits) = large_sender();
     let mut next = 1;
-    // Each node fetches no frame that it gets. No slot becomes free in the meantime.
+    // No node fetches a frame, and no slot becomes free in the meantime.
     for (now, node) in (0..).step_by(11).zip(1..=160) {
         s.age(
             &Time(now),

@@ -1,4 +1,4 @@
-//! Table of foreign MAC addresses.
+//! Tests of the table of foreign MAC addresses.
 
 mod heap;
 
@@ -52,7 +52,7 @@ fn silent_addresses_are_forgotten_and_others_are_not() {
     assert_eq!(m.node(mac(2), Time(3200)), Some(NodeId(1)));
     // An expired address occupies no slot, even if it is never looked up.
     assert_eq!(m.len(), 1);
-    // An expired address is learned again, even if it is the oldest one.
+    // An expired address is learned again, even if it is the oldest address.
     assert_eq!(m.learn(mac(2), NodeId(1), Time(5000)), Learned::New);
     assert_eq!((m.len(), m.of_node(NodeId(1))), (1, 1));
 }
@@ -67,12 +67,13 @@ fn a_node_has_its_part_only() {
     for n in 4..1000 {
         assert_eq!(m.learn(mac(n), NodeId(1), Time(2)), Learned::Refused);
     }
-    // A node at its maximum cannot take addresses of others either.
+    // A node with its maximum number of addresses cannot take over the address of another node
+    // either.
     assert_eq!(m.learn(mac(100), NodeId(1), Time(3)), Learned::Refused);
     assert_eq!(m.node(mac(100), Time(4)), Some(NodeId(9)));
     assert_eq!(m.learn(mac(0), NodeId(1), Time(5)), Learned::Known);
     assert_eq!(m.len(), 5);
-    // Expired addresses of the node make room.
+    // Expired addresses of the node do not count.
     assert_eq!(m.learn(mac(50), NodeId(1), Time(1700)), Learned::New);
 }
 
@@ -89,7 +90,7 @@ fn a_full_table_forgets_the_oldest() {
     assert_eq!(m.len(), 16);
 }
 
-/// Comparison with a table without limits: known addresses and counts are right.
+/// Compares the table with a table without limits: known addresses and counts are correct.
 #[test]
 fn what_is_known_is_right() {
     let mut m = macs();

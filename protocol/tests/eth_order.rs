@@ -1,4 +1,4 @@
-//! Delivery order of the frames of a source.
+//! Tests of the delivery order of a source's frames.
 
 mod heap;
 
@@ -111,7 +111,7 @@ fn a_full_table_delivers_at_once() {
 enum Op {
     Announce(u16),
     Complete(u16),
-    /// The frame of an open announcement arrives (true), or does not come.
+    /// The frame of an open announcement arrives (true) or will not arrive (false).
     End(usize, bool),
     Deliver(usize),
     Pass(u64),
@@ -162,7 +162,7 @@ proptest! {
                         (Some(ticket), true) => {
                             expected.insert(n, node);
                             if let Err(frame) = o.arrived(ticket, (node, n)) {
-                                // Too late for its position.
+                                // The frame is too late for its position.
                                 got.push(frame);
                             }
                         }
@@ -185,8 +185,8 @@ proptest! {
             }
             o.check().unwrap();
             for (node, n) in now_delivered {
-                // Within a source numbers ascend, because frames that could overtake a given-up
-                // announcement are delivered before it arrives late.
+                // The numbers of a source's frames ascend, because all frames behind a given-up
+                // position are delivered before its late frame arrives.
                 let before = last.insert(node, n);
                 let ascends = before.is_none_or(|before| before < n);
                 prop_assert!(ascends || given_up > 0, "{n} after {before:?}");

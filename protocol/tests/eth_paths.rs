@@ -1,4 +1,4 @@
-//! Announced frames in flight by flow, and peers that fetch late.
+//! Tests of announced frames in flight by flow, and of peers that fetch late.
 
 mod eth_parts;
 mod heap;
@@ -70,7 +70,7 @@ fn what_is_stalled_or_given_up_does_not_move() {
     s.check().unwrap();
 }
 
-/// Few flows share a counter.
+/// Only a few flows share a counter.
 #[test]
 fn flows_are_told_apart() {
     let mut s = sender();
@@ -118,7 +118,7 @@ fn large() -> (Sender<Heap, At>, Limits) {
     (Sender::new(512, 512).unwrap(), limits)
 }
 
-/// A peer that fetches frames just before they stall may stop frames to another peer in the same
+/// A peer that fetches frames just before they stall may delay frames to another peer in the same
 /// queue for `lag` at a time, but not all of the time.
 #[test]
 fn a_peer_that_fetches_late_does_not_hold_the_queue() {
@@ -128,7 +128,7 @@ fn a_peer_that_fetches_late_does_not_hold_the_queue() {
     let mut open: Vec<(u64, u64)> = Vec::new();
     const TIME: u64 = 5_000;
     for now in 0..TIME {
-        // The peer fetches after 9 ticks; its frames would stall after 10.
+        // The peer fetches frames after 9 ticks. They would stall after 10 ticks.
         while let Some((at, address)) = open.first().copied().filter(|(at, _)| now >= at + 9) {
             let ended = s.notified(&Time(now), &limits, &done(Side::Sent, address, 1, 0));
             assert!(matches!(ended, Ended::Fetched(_)), "{ended:?} of {at}");
@@ -136,8 +136,8 @@ fn a_peer_that_fetches_late_does_not_hold_the_queue() {
         }
         s.age(&Time(now), &limits, NOW, |_| true, drop);
         assert_eq!(s.active(), s.in_flight(), "nothing stalls");
-        // In turns, the stack has more frames for this peer than it fetches, and one frame for the
-        // other peer.
+        // The network stack alternately has more frames for this peer than the peer fetches, and
+        // one frame for the other peer.
         let mut stopped = false;
         for _ in 0..100 {
             s.sends(&Time(now), NodeId(1));
@@ -210,8 +210,8 @@ fn many_that_fetch_late_leave_half() {
     ));
 }
 
-/// Frames are dropped only if necessary: not with few in flight, and not if all frames are for one
-/// peer.
+/// Frames are dropped only if necessary. They are not dropped if only a few frames are in flight,
+/// or if all frames are for one peer.
 #[test]
 fn the_queue_waits_for_late_peers() {
     for (flight, other, share) in [(4, 2, 3), (256, 1, 192)] {

@@ -1,4 +1,4 @@
-//! Sequence of work in a poll function with one timer, compared with a model.
+//! Tests of the sequence of work in a poll function with one timer, compared with a model.
 
 use proptest::prelude::*;
 use protocol::base::age_bound::AgeBound;
@@ -20,16 +20,16 @@ impl Shared<Timer> for Locked {
     }
 }
 
-/// A mailbox, a table of `slots` slots, and a context that frees resources.
+/// Model of a mailbox, a table of `slots` slots, and a context that frees resources.
 #[derive(Default)]
 struct Model {
     mailbox: usize,
     slots: usize,
     waiting: usize,
-    /// Number of waiting items that may leave.
+    /// Number of waiting items that may leave the table.
     free: usize,
     published: usize,
-    /// Number of items that may leave just after the first attempt.
+    /// Number of waiting items that may leave the table after the first attempt.
     freed_meanwhile: usize,
     pumps: usize,
     cared: usize,
@@ -164,7 +164,7 @@ fn a_timer_that_goes_off_early_is_set_again() {
         (step(&mut m, &t, 141, 64), m.cared),
         ((false, Some(1141)), 2)
     );
-    // Another thing is due before that time.
+    // Other work is due before that time.
     assert_eq!(
         t.with(|t| t.schedule_housekeeping(Time(170))),
         Some(Time(170))
@@ -194,7 +194,8 @@ fn the_age_of_messages_is_known_while_the_mailbox_is_never_empty() {
 fn messages_behind_a_lost_one_are_as_old_as_they_are() {
     let mut h = AgeBound::default();
     h.count(Time(10), 0);
-    // No message is found, because the write of the first one was lost, but three have arrived.
+    // The poll function finds no message, because the write of the first message was lost. However,
+    // three messages were sent.
     h.count(Time(100), 3);
     h.read(2);
     assert_eq!(h.since(), Time(10));
@@ -241,7 +242,7 @@ proptest! {
                     if was {
                         due = None;
                     }
-                    // Like the end of each run.
+                    // Schedule housekeeping, as at the end of each run.
                     due = Some(due.map_or(now + 20, |d| d.min(now + 20)));
                     set = t.schedule_housekeeping(Time(now + 20)).map(|t| t.0).or(set);
                 }

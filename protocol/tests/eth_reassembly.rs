@@ -10,7 +10,7 @@ use wire::ids::NodeId;
 
 const NODE: NodeId = NodeId(7);
 
-/// Message as the receiver sees it, with the frame and fragment that it came from.
+/// Message as the receiver sees it, with the numbers of its frame and fragment.
 #[derive(Clone, Debug)]
 struct Msg {
     from: (usize, usize),
@@ -114,7 +114,7 @@ fn every_length_arrives() {
             "length {len}"
         );
     }
-    // Frames with foreign source addresses (bridged frames) arrive as well.
+    // Frames with foreign source addresses (bridged frames) arrive too.
     let f = frame(1, 1000, true);
     assert!(fresh(&messages(1, &f)).frames == [f]);
 }
@@ -192,7 +192,7 @@ fn doubling_any_one_fragment_never_damages_a_frame() {
             );
         }
         for (f, origins) in r.frames.iter().zip(&r.origins) {
-            // For any receiver, a duplicated last fragment is a frame of its own.
+            // A receiver cannot distinguish a duplicated last fragment from a separate frame.
             let lone_tail =
                 origins.len() == 1 && origins[0] == all[double].from && all[double].last;
             assert!(frames.contains(f) || lone_tail, "{origins:?}");
@@ -390,8 +390,8 @@ proptest! {
         }
     }
 
-    /// Arbitrary messages cause no overflow, no gap and no panic. A valid frame arrives afterwards,
-    /// possibly only after one more last fragment.
+    /// Arbitrary messages cause no overflow, no gap and no panic. Afterwards valid frames arrive
+    /// again, possibly only after one more last fragment.
     #[test]
     fn hostile_messages(
         max in 14u32..70_000,

@@ -1,4 +1,4 @@
-//! Sender and receiver of the rendezvous, step by step and with random operations.
+//! Tests of the rendezvous' sender and receiver, step by step and with random operations.
 
 mod eth_parts;
 mod heap;
@@ -85,8 +85,8 @@ fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
     for state in [FlightState::Announced, FlightState::Stalled] {
         assert_eq!(s.counts().made(state, FlightEvent::Dropped), 1);
     }
-    // Frames beyond the peer's part of the quarantine are not forgotten either, and are given up at
-    // their time-out.
+    // Frames beyond the peer's maximum in the quarantine are kept too, and are given up at their
+    // time-out.
     for i in 1..=9 {
         announce(&mut s, 2000, 1, 4096 * i);
     }
@@ -99,8 +99,9 @@ fn a_frame_that_its_peer_dropped_stays_for_a_fetch_under_way() {
     assert_eq!(age(&mut s, 3000).2.len(), 6);
 }
 
-/// A port that repeats commands which the NIC has dropped sends announcements late. The time of the
-/// peer begins at that moment. Frames that the port never sends are given up in the end.
+/// A port that repeats commands which the NIC has dropped sends announcements late. The time-out of
+/// the peer begins when the port sends the announcement. Frames that the port never sends are given
+/// up in the end.
 #[test]
 fn what_the_port_holds_back_is_not_held_against_the_peer() {
     let mut s = sender();
@@ -129,7 +130,7 @@ fn what_the_port_holds_back_is_not_held_against_the_peer() {
     assert_eq!((s.active(), s.given_up()), (0, 1));
 }
 
-/// The same for GETs.
+/// A port that sends a GET late does not shorten the time of the GET's source.
 #[test]
 fn what_the_port_holds_back_is_not_held_against_the_source() {
     let (mut w, f) = receiver();
@@ -232,8 +233,8 @@ fn a_source_at_its_bound_does_not_hold_up_others() {
     assert_eq!(pump(&mut w, &f, 0, &mut port), vec![]);
     assert_eq!(port.sent, [1, 2, 3, 4, 5, 100]);
     assert_eq!(w.len(), 1);
-    // The source does not answer. It gets one more GET, to find out whether it answers again, and
-    // no others while this one is open.
+    // The source does not answer. It gets one more GET, which shows if it answers again, and no
+    // further GET while this GET is open.
     f.0.borrow_mut().age(&Time(100), &LIMITS, NOW, drop);
     assert_eq!(pump(&mut w, &f, 100, &mut port), vec![]);
     push(&mut w, 105, 1, 7, false);
@@ -273,7 +274,7 @@ fn a_source_that_answers_again_gets_more_than_one() {
 }
 
 /// Returns a receiver after two short link failures, at 0 and 40. Source 1 has not answered the
-/// GETs of these times, nor one from before.
+/// GETs of these times, and one earlier GET.
 fn after_two_losses() -> (Waiting<Heap>, Locked, Port) {
     let (mut w, f) = receiver();
     let mut port = plenty();
@@ -303,7 +304,7 @@ fn losses_that_are_found_late_are_not_held_against_a_source_that_answers() {
         f.0.borrow_mut().age(&Time(at), &LIMITS, NOW, drop);
         fetch_at_once(&mut w, &f, at, &mut port);
     }
-    // These GETs, and one from before.
+    // The lost GETs are the GETs of the two link failures, and one earlier GET.
     assert_eq!(f.0.borrow().lost(), 3);
 }
 
@@ -316,14 +317,14 @@ fn a_silent_source_shows_that_it_is_back_though_it_owes_old_answers() {
     for i in 3..=5 {
         push(&mut w, 100, 1, i, false);
     }
-    // One GET; the other announcements wait for its result for a short time.
+    // One GET is posted. The other announcements wait for its result for a short time.
     assert_eq!(pump(&mut w, &f, 100, &mut port), vec![]);
     assert_eq!((port.sent.as_slice(), w.len()), (&[3][..], 2));
     assert_eq!(
         pump(&mut w, &f, 110, &mut port),
         vec![(1, AnnouncementError::Source(4)); 2]
     );
-    // The old GET is lost too: there is no second GET while the first one is open.
+    // The old GET is lost too. No second GET is posted while the first GET is open.
     f.0.borrow_mut().age(&Time(140), &LIMITS, NOW, drop);
     push(&mut w, 140, 1, 6, false);
     assert_eq!(
@@ -348,7 +349,7 @@ fn what_a_source_owed_when_it_became_silent_is_not_held_against_it_afterwards() 
     }
     assert_eq!(pump(&mut w, &f, 40, &mut port), vec![]);
     assert_eq!((port.sent.len(), w.len()), (4, 0));
-    // The source is back, and a GET from before is found lost.
+    // The source answers again, and an earlier GET is found lost.
     for at in 100_u64..140 {
         f.0.borrow_mut().age(&Time(at), &LIMITS, NOW, drop);
         fetch_at_once(&mut w, &f, at, &mut port);
@@ -389,14 +390,14 @@ fn a_scratch_buffer_that_is_not_answered_does_not_hold_up_others() {
         pump(&mut w, &f, 10, &mut port),
         vec![(1, AnnouncementError::Source(1))]
     );
-    // The scratch buffer is lost with its GET. The next announcement gets a new one.
+    // The scratch buffer is lost with its GET. The next announcement gets a new scratch buffer.
     assert!(!f.0.borrow().needs_scratch());
     f.0.borrow_mut().age(&Time(100), &LIMITS, NOW, drop);
     assert!(f.0.borrow().needs_scratch());
     f.with(|f| f.set_scratch(Some(At(1 << 31))));
     assert_eq!(pump(&mut w, &f, 100, &mut port), vec![]);
     assert_eq!((port.sent.as_slice(), w.len()), (&[1, 3, 4][..], 0));
-    // The first scratch buffer remains in quarantine, and its source gets no other one.
+    // The first scratch buffer remains in quarantine, and its source gets no other scratch buffer.
     push(&mut w, 100, 1, 5, true);
     assert_eq!(
         pump(&mut w, &f, 101, &mut port),
@@ -422,7 +423,7 @@ fn what_waited_too_long_is_not_delivered() {
     let ended = f.with(|f| f.notified(&Time(100), &done(Side::Received, 1 << 30, 1, 0)));
     assert!(matches!(ended, Fetched::Discarded(None)), "{ended:?}");
     assert_eq!(port.buffers.len(), 1);
-    // The sender may have reused the memory: its present content must not be fetched.
+    // The sender may have reused the memory, so its present contents must not be fetched.
     push(&mut w, 1000, 1, 2, false);
     assert_eq!(
         pump(&mut w, &f, 1200, &mut port),
@@ -444,7 +445,7 @@ fn the_age_of_what_lay_in_the_mailbox_counts() {
         discard: false,
         ticket: None,
     };
-    // Read just now, but the mailbox was last known to be empty long ago.
+    // The message is read now, but the mailbox was last known to be empty long ago.
     w.age_bound().emptied(Time(300));
     assert_eq!(w.push(&Time(1000), announced, &LIMITS), Ok(()));
     let mut port = plenty();
@@ -553,7 +554,7 @@ proptest! {
     fn the_sender_gives_each_buffer_back_once(ops in prop::collection::vec(op(), 0..300)) {
         let mut s = sender();
         let mut now = 0u64;
-        // Address to node, and time before which the buffer must not be returned.
+        // By address: the node, and the time before which the buffer must not be returned.
         let mut out: HashMap<u64, (u16, u64)> = HashMap::new();
         for op in ops {
             match op {
@@ -583,7 +584,7 @@ proptest! {
                     let right = out.get(&a).is_some_and(|o| o.0 == n);
                     let found = s.dropped(&Time(now), NodeId(n), a, |_| {});
                     prop_assert!(right || !found);
-                    // The frame is kept as long as one that is given up now.
+                    // The frame is kept for the same time as a frame that is given up now.
                     if let (true, Some(o)) = (found, out.get_mut(&a)) {
                         o.1 = now + LIMITS.quarantine;
                     }
@@ -613,7 +614,7 @@ proptest! {
 fn memory_is_kept_for_longer_than_peers_fetch_from_it() {
     for timeout in [200, 3_000, 600_000] {
         // Peers fetch frames of up to twice their time-out. The sender gives a frame up after one
-        // time-out, and keeps it from then on.
+        // time-out, and keeps its memory for the quarantine after that.
         assert!(timeout + shortest_quarantine_ms(timeout) >= 2 * timeout + 5_000);
     }
 }

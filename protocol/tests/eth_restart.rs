@@ -1,4 +1,4 @@
-//! Pauses between restarts of ports, and between attempts to open them.
+//! Tests of the pauses between restarts of ports, and between attempts to open ports.
 
 use protocol::eth::restart::{Pauses, Restarts};
 use protocol::Time;
@@ -20,7 +20,8 @@ fn a_peer_that_makes_ports_look_stuck_has_them_reopened_ever_more_rarely() {
     assert!(at.len() < 35, "{at:?}");
     let pauses: Vec<u64> = at.windows(2).map(|w| w[1] - w[0]).collect();
     assert_eq!(pauses.last(), Some(&3600));
-    // After a long time without restarts, the next one begins at once, and the one after that soon.
+    // After a long time without restarts, the next restart begins at once, and another restart a
+    // short time later.
     let late = 24 * 3600 + 2 * 3600;
     for (now, begins) in [(late, true), (late + 29, false), (late + 30, true)] {
         assert_eq!(restarts.begin(Time(now), &PAUSES), begins, "{now}");

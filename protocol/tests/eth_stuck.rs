@@ -1,4 +1,4 @@
-//! Detection of a stuck port.
+//! Tests of the detection of a stuck port.
 
 mod heap;
 
@@ -97,7 +97,8 @@ fn a_notification_shows_the_opposite() {
     assert!(!message(&mut s, 1, 141));
 }
 
-/// Dead peers do not hide a stuck port, for any number and any time of death.
+/// A stuck port is detected regardless of the number of dead peers and the times at which they
+/// died.
 #[test]
 fn dead_peers_hide_nothing() {
     for dead in [1, 3, 4, 64] {
@@ -122,7 +123,7 @@ fn dead_peers_hide_nothing() {
     }
 }
 
-/// A dead peer sends nothing, and is no evidence.
+/// A dead peer sends no messages, and is no evidence.
 #[test]
 fn a_dead_peer_shows_nothing() {
     let mut s = suspects(4);

@@ -1,4 +1,4 @@
-//! Rules of the LND protocol, one by one.
+//! Tests of single rules of the LND protocol.
 
 mod lnd_net;
 
@@ -41,7 +41,8 @@ fn long_payload_is_fetched_and_its_address_released_once() {
 
 #[test]
 fn what_lnet_does_not_want_is_answered() {
-    // A dropped message is a success. A refused message was not seen by the peer's LNet.
+    // A message that LNet drops counts as delivered. A message that LNet refuses counts as not
+    // delivered.
     for (taken, expected) in [
         (true, Outcome::Delivered),
         (false, Outcome::NotDelivered(Cause::Refused)),
@@ -70,7 +71,7 @@ fn a_get_that_failed_is_made_anew_when_the_peer_was_alive_since() {
     assert!(ends[1].events.is_empty());
     let events = settle(&mut ends, 6);
     assert_eq!(fetch(&events), Some(ticket));
-    // The GET fails until the limit of tries is reached.
+    // The GET fails until the maximum number of attempts is reached.
     for i in 1..LIMITS.tries {
         ends[1]
             .lnd
@@ -103,7 +104,7 @@ fn a_get_is_only_posted_for_a_peer_that_was_alive_a_short_time_ago() {
         }
         _ => panic!("{events:?}"),
     }
-    // A result after the deadline counts as failure, even a successful one.
+    // A result after the deadline counts as a failure, even if the GET was successful.
     ends[1]
         .lnd
         .fetched(ticket, Ok(()), Time(now + LIMITS.get + 1));
@@ -210,7 +211,7 @@ fn a_busy_peer_gets_it_later() {
     settle(&mut ends, 200);
     assert_eq!(ends[0].lnd.counters().peer_busy, 1);
     assert_eq!(ends[0].outcomes.get(&100), None);
-    // LNet requests one of them now.
+    // LNet requests the payload of one of these messages now.
     assert_eq!(ends[1].lnd.receive(kept[0], 5, Time(201)), LnetAction::Copy);
     ends[1].lnd.copied(kept[0]);
     let now = 200 + LIMITS.busy;

@@ -1,4 +1,5 @@
-//! Bounds of the LND protocol: a peer leaves resources to others, and tables do not stay full.
+//! Tests of limits of the LND protocol: a peer leaves resources to other peers, and tables do not
+//! stay full.
 
 mod lnd_net;
 
@@ -107,7 +108,7 @@ fn what_lnet_keeps_does_not_keep_out_what_it_waits_for() {
         assert!(ends.iter().all(|e| e.lnd.is_closed()));
         assert_eq!(names[&i], ends[0].payloads[&i]);
     }
-    // A message with payload to fetch cannot be kept as copy.
+    // A message whose payload must be fetched cannot be kept as a copy.
     assert!(ends[0].submit(2, 200, 300, true, 10_000, 0));
     let ticket = offer(&settle(&mut ends, 0));
     assert!(!ends[1].lnd.kept(ticket));
@@ -157,7 +158,8 @@ fn a_peer_that_ends_sessions_again_and_again_takes_no_more_places_than_its_own()
         end.pump(100, now);
         end.simple();
         end.lnd.check().unwrap();
-        // Messages in `Resting`, and as many others as slots.
+        // The maximum is twice the number of slots for messages in `Resting`, plus one message per
+        // slot.
         let most = 3 * usize::from(CAPACITY.slots);
         assert!(end.lnd.sends() <= most, "{key}: {}", end.lnd.sends());
         assert!(end.submit(3, 1000 + key, 5, false, now + 1, now), "{key}");
@@ -165,7 +167,7 @@ fn a_peer_that_ends_sessions_again_and_again_takes_no_more_places_than_its_own()
     let unknown = Outcome::Unknown(Cause::PeerLost);
     let lost = end.outcomes.values().filter(|o| **o == unknown).count();
     assert!(lost >= 2 * usize::from(CAPACITY.slots), "{lost}");
-    // The messages are finished after the time limit.
+    // The messages are finished after [`Limits::memory`].
     now += LIMITS.memory();
     expire(&mut end, now);
     end.pump(100, now);
@@ -173,8 +175,8 @@ fn a_peer_that_ends_sessions_again_and_again_takes_no_more_places_than_its_own()
     assert!(end.submit(2, 5000, 500, true, now + 1000, now));
 }
 
-/// Answers a request with `BUSY` the given number of times. Returns the time and number of parts of
-/// each try.
+/// Answers a request with `BUSY` the given number of times. Returns the time and the number of
+/// parts of each attempt.
 fn busy(times: usize) -> Vec<(u64, usize)> {
     let mut ends = pair();
     assert!(ends[0].submit(2, 2, 10, false, 100_000, 0));
@@ -205,7 +207,7 @@ fn busy(times: usize) -> Vec<(u64, usize)> {
                 assert_eq!(ends[0].outcomes[&4], Outcome::Delivered);
                 return messages;
             }
-            // The answer of a peer that has not accepted the request.
+            // The peer answers that it has not accepted the request.
             let kind = NoteKind::Answer(Verdict::Busy);
             let own = ends[0].key.expect("no session exists");
             let note = notes(own, &[Note { kind, id }]);
@@ -213,7 +215,7 @@ fn busy(times: usize) -> Vec<(u64, usize)> {
                 .lnd
                 .receive_message(NodeId(2), &note, Time(now), Time(now));
             ends[0].pump(100, now);
-            // The number of the request is used up nevertheless.
+            // The request has used its number nevertheless.
             let cancel = NoteKind::Cancel;
             let theirs = request.unwrap().0;
             let note = notes(theirs, &[Note { kind: cancel, id }]);
@@ -310,7 +312,7 @@ fn a_node_that_says_much_gets_one_answer_at_a_time() {
             .lnd
             .receive_message(NodeId(9), &notes(Key(key), &[]), Time(0), Time(0));
     }
-    // Other nodes have entries, too.
+    // Other nodes have entries too.
     for node in 20..27 {
         let _ = end
             .lnd
@@ -327,7 +329,7 @@ fn a_node_that_says_much_gets_one_answer_at_a_time() {
     assert!((20..27).all(|node| to(node) == 1));
 }
 
-/// Sends about `most` messages. Returns whether there are more.
+/// Sends about `most` messages. Returns true if more messages are pending.
 fn end_pump(end: &mut End, messages: &mut Vec<InFlight>, most: usize) -> bool {
     let (more, out) = end.pump_some(most, 0);
     messages.extend(out);
@@ -462,7 +464,7 @@ fn a_peer_that_brings_nothing_leaves_gets_to_others() {
     }
     let most = CAPACITY.fetches as usize;
     assert_eq!(posted.len(), most);
-    // Messages that wait for a sign of life count, too.
+    // Messages that wait for a sign of life count too.
     for ticket in posted.drain(..) {
         ends[1].lnd.fetched(ticket, lnd_net::lost(), Time(1));
     }
@@ -476,7 +478,7 @@ fn a_peer_that_brings_nothing_leaves_gets_to_others() {
     let ticket = offers(&settle(&mut ends, 15), 2)[0];
     ends[1].accept(ticket, 15);
     assert_eq!(fetches(&settle(&mut ends, 15)).len(), 1);
-    // The end of one message starts the GET of the next one, without further events.
+    // The end of one message starts the GET of the next message, without further events.
     ends[1].lnd.fetched(posted[0], Ok(()), Time(16));
     assert!(fetches(&settle(&mut ends, 16)).is_empty());
     assert!(ends[1].lnd.next_deadline().is_some_and(|t| t <= Time(16)));

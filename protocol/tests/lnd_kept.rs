@@ -1,5 +1,5 @@
-//! Copies of messages that LNet keeps: they are found by the name of the message, and one peer
-//! cannot use the whole table.
+//! Tests of copies of messages that LNet keeps. Copies are found by the ID of the message, and one
+//! peer cannot use the whole table.
 
 mod lnd_net;
 
@@ -25,7 +25,7 @@ fn a_message_that_has_the_place_of_one_that_is_kept_is_another_one() {
     assert_eq!(number as u32, first.index());
     assert_eq!(kept.insert(number, NodeId(1), 1), Ok(()));
     assert!(ends[1].lnd.kept(first));
-    // The next request has the same table entry. LNet drops the first message by its old name.
+    // The next request uses the same table entry. LNet drops the first message by its old ID.
     assert!(ends[0].submit(2, 3, 10, false, 10_000, 0));
     let second = offer(&settle(&mut ends, 0));
     assert_eq!(second.index(), first.index());
@@ -53,10 +53,12 @@ fn peers_whose_messages_are_kept_leave_room_to_others() {
         }
         counts.push(count);
     }
-    // The first nodes get a quarter each, and later ones half of the free entries.
+    // The first nodes get a quarter of the table each, and each later node gets half of the free
+    // entries.
     assert_eq!(counts, [256, 256, 256, 128, 64, 32, 16, 8]);
     assert_eq!(kept.len(), counts.iter().sum::<usize>());
-    // A removed copy makes room for its node, but not for a node with more copies.
+    // After a copy is removed, its node can insert another copy, but a node with more copies
+    // cannot.
     let last = number - 1;
     assert_eq!(kept.remove(last), Some(last));
     assert_eq!(kept.insert(5000, NodeId(0), 5), Err(5));

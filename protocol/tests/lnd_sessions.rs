@@ -1,4 +1,4 @@
-//! Rules of the LND protocol about sessions, one by one.
+//! Tests of single rules of the LND protocol about sessions.
 
 mod lnd_net;
 
@@ -83,7 +83,7 @@ fn an_old_hello_changes_nothing() {
     assert!(ends[0].submit(2, 2, 10, false, 1000, 0));
     let first = ends[0].pump(100, 0);
     assert!(matches!(first[0].message, Message::Hello(_)));
-    // The message arrives now, and again after node 1 was restarted.
+    // The message arrives now, and once more after node 1 was restarted.
     ends[1].deliver(&first[0], 0, 0);
     ends[0] = End::new(1, 77);
     assert!(ends[0].submit(2, 4, 5000, true, 1000, 1));
@@ -121,7 +121,8 @@ fn other_versions_are_told() {
         }
         _ => panic!("{messages:?}"),
     }
-    // A declined end gives up for every reason. Only the answer to its own greeting counts.
+    // An end that is declined gives up, regardless of the reason. Only the answer to its own
+    // greeting counts.
     for answer in [Answer::Version, Answer::Full, Answer::Closing] {
         let mut end = End::new(1, 5);
         assert!(end.submit(2, 2, 10, false, 1000, 0));
@@ -216,7 +217,7 @@ fn notes_of_others_change_nothing() {
         (2, done(key, slot(255))),
         (2, done(key, seq(id.seq.wrapping_add(1)))),
         (2, done(key, seq(id.seq.wrapping_sub(1)))),
-        // `STALE` needs the key of the other end.
+        // `STALE` must contain the key of the other end.
         (2, Message::Stale(key)),
         (3, Message::Stale(theirs)),
     ];
@@ -260,7 +261,7 @@ fn what_is_taken_has_bounds() {
     };
     let full = end.lnd.submit(NodeId(2), &message, Time(1), 50, Time(0));
     assert_eq!(full, Err((SubmitError::Full, 50)));
-    // New peers replace idle ones.
+    // New peers replace idle peers.
     let mut end = End::new(1, 5);
     for node in 2..6 {
         assert!(end.submit(node, u32::from(node), 1, false, 100, 0));
@@ -316,7 +317,8 @@ fn what_lnet_keeps_needs_no_port() {
     ends[1].pump_dead(1);
     assert_eq!(ends[1].simple(), []);
     assert!(ends[1].lnd.is_idle() && !ends[1].lnd.is_closed());
-    // Both are still valid when LNet requests them, but the second payload is lost.
+    // Both messages are still valid when LNet requests their payload, but the second payload is
+    // lost.
     assert_eq!(ends[1].lnd.receive(kept[0], 300, Time(2)), LnetAction::Copy);
     ends[1].lnd.copied(kept[0]);
     assert_eq!(ends[1].lnd.receive(kept[1], 300, Time(2)), LnetAction::Lost);

@@ -1,9 +1,10 @@
-//! Random walks of ends over queues that lose, repeat and swap messages, with restarts.
+//! Random walks of LND ends, connected by queues that lose, repeat and swap messages. Nodes are
+//! restarted at random.
 //!
 //! Invariants: the peer's LNet receives a message exactly once if the sender was informed of its
-//! delivery. It receives the message up to once if the outcome is unknown, and never if the message
-//! was reported as not delivered. Fetched data are those exposed for the message. Without further
-//! loss, all messages end and all addresses are released.
+//! delivery. It receives the message at most once if the outcome is unknown, and never if the
+//! message was reported as not delivered. Fetched data are always the data that were exposed for
+//! the message. Without further loss, all messages end and all addresses are released.
 
 mod lnd_net;
 
@@ -26,7 +27,7 @@ struct Walk {
     now: u64,
     seed: u64,
     in_flight: Vec<InFlight>,
-    /// GETs: node, message, target node, address, deadline, length.
+    /// GETs in flight: node, message, target node, address, deadline, length.
     gets: Vec<(usize, Ticket, u16, u64, u64, u32)>,
     late: Vec<(usize, Ticket)>,
     revoking: Vec<(usize, Ticket, u32)>,

@@ -30,7 +30,7 @@ fn range(space: u64, first: u64, len: u64) -> Range {
     Range::new(space, first, len).unwrap()
 }
 
-/// Makes room. Returns the entry, and the registrations that were evicted.
+/// Prepares a registration. Returns the result, and the registrations that were evicted.
 fn place(c: &mut Numbers, range: Range, access: Access) -> (Result<Pending, Refused>, Vec<u32>) {
     let mut evicted = Vec::new();
     loop {
@@ -49,7 +49,7 @@ fn add(c: &mut Numbers, range: Range, access: Access, value: u32) -> (Hold, Vec<
 }
 
 /// Invalidates a range. Returns idle registrations, registrations in use, and the number of pending
-/// ones.
+/// registrations.
 fn invalidate(c: &mut Numbers, range: Range) -> (Vec<u32>, Vec<u32>, usize) {
     let mut all = (Vec::new(), Vec::new(), 0);
     while let Some(invalid) = c.invalidate(&range) {
@@ -73,7 +73,7 @@ fn what_was_registered_is_found_again() {
     assert_eq!((c.get(&hold), c.range(&hold)), (Some(&7), Some(memory)));
     let part = c.find(&range(1, 105, 10), Access::READ).unwrap();
     assert_eq!(c.get(&part), Some(&7));
-    // Not found with another access, beyond its ends, or in another space.
+    // The registration is not found with another access, beyond its ends, or in another space.
     assert_eq!(c.find(&memory, Access::WRITE), None);
     assert_eq!(c.find(&memory, Access::BOTH), None);
     assert_eq!(c.find(&range(1, 105, 16), Access::READ), None);
@@ -113,7 +113,7 @@ fn what_has_rested_longest_goes_first_and_nothing_in_use() {
     for hold in holds {
         assert_eq!(c.release(hold), None);
     }
-    // The first registration is idle again, now as the most recent one.
+    // The first registration is idle again, and was used most recently.
     let used = c.find(&range(0, 3, 3), Access::READ).unwrap();
     assert_eq!(c.release(used), None);
     let used = c.find(&range(1, 3, 3), Access::READ).unwrap();
@@ -182,7 +182,7 @@ fn invalid_ones_are_revoked_by_exactly_one() {
     let (behind, _) = add(&mut c, range(1, 18, 5), Access::READ, 4);
     assert_eq!(invalidate(&mut c, range(1, 9, 9)), (vec![1], vec![2], 1));
     assert_eq!(invalidate(&mut c, range(1, 9, 9)), (vec![], vec![], 0));
-    // They are not found any more, but existing users continue.
+    // The registrations are not found any more, but existing users can still use them.
     assert_eq!(c.find(&range(1, 9, 9), Access::READ), None);
     assert_eq!(c.get(&busy), Some(&2));
     assert_eq!(c.release(busy), None);
@@ -217,7 +217,7 @@ fn what_is_pending_does_not_hide_what_is_there() {
     let pending = place(&mut c, range(1, 0, 20), Access::READ).0.unwrap();
     let found = c.find(&range(1, 2, 2), Access::READ).unwrap();
     assert_eq!(c.get(&found), Some(&1));
-    // The search now returns the larger registration, and the smaller one is idle.
+    // The search now returns the larger registration, and the smaller registration is idle.
     let larger = c.complete(pending, 2).unwrap();
     assert_eq!((c.release(hold), c.release(found)), (None, None));
     let found = c.find(&range(1, 2, 2), Access::READ).unwrap();
@@ -244,7 +244,8 @@ fn holds_of_another_cache_do_nothing() {
 /// Random operation.
 #[derive(Clone, Debug)]
 enum Op {
-    /// Uses memory. Its registration takes some time if `later` is set, or fails.
+    /// Uses memory. If the memory must be registered, the registration takes some time if `later`
+    /// is set, or fails.
     Use {
         range: Range,
         access: Access,
@@ -279,17 +280,17 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 0..300)
 }
 
-/// A registration as the caller knows it.
+/// Registration, as known to the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Known {
     range: Range,
     access: Access,
     valid: bool,
-    /// Time at which its last use ended.
+    /// Time at which the last use of the registration ended.
     rested: u64,
 }
 
-/// The cache, with a model of its content.
+/// Cache, and a model of its contents.
 struct Model {
     cache: Numbers,
     /// Registrations by number.
@@ -488,8 +489,8 @@ impl Model {
 }
 
 proptest! {
-    /// The cache finds existing registrations, evicts idle ones in the order of their last use,
-    /// returns each once, and keeps its limits.
+    /// The cache finds existing registrations, evicts idle registrations in the order of their last
+    /// use, returns each registration once, and keeps its limits.
     #[test]
     fn it_does_what_the_model_does(ops in ops()) {
         let mut m = Model {

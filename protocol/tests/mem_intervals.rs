@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 const CAPACITY: u16 = 48;
 
-/// Intervals of few addresses, so that they overlap, and at the ends of the space.
+/// Generates intervals from few addresses, so that they overlap, and intervals at the ends of the
+/// space.
 fn interval() -> impl Strategy<Value = Interval> {
     let place = prop_oneof![
         8 => 0u64..64,
@@ -109,8 +110,8 @@ fn intervals_end_where_their_space_does() {
     assert_eq!(Interval::all(0).len(), u64::MAX);
 }
 
-/// Addresses in ascending, descending and zigzag order, which are the worst cases of a tree that is
-/// not balanced.
+/// Intervals are inserted in ascending, descending and zigzag order of addresses. These orders are
+/// the worst cases of a tree that is not balanced.
 #[test]
 fn its_height_does_not_depend_on_the_order() {
     const N: u16 = 4096;
@@ -131,7 +132,7 @@ fn its_height_does_not_depend_on_the_order() {
             let at = Interval::new(5, u64::from(order(n)) * 10, 10).unwrap();
             assert!(index.insert(n, at, 2));
         }
-        // Checks the balance too.
+        // `check` also checks the balance of the tree.
         assert_eq!(index.check(), Ok(usize::from(N)));
         for n in 0..N {
             let inside = Interval::new(5, u64::from(order(n)) * 10 + 3, 4).unwrap();

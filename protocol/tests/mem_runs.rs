@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The slot allocator against a list of the owners of slots.
+//! Tests of the slot allocator, compared with a list of the owners of slots.
 
 use proptest::prelude::*;
 use protocol::mem::runs::{words, Align, Run, Slot, SlotAllocator};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The backdoor registry against a model that remembers all late answers.
+//! Tests of the backdoor registry, compared with a model that stores all late answers.
 
 use proptest::prelude::*;
 use protocol::nic::backdoor_slots::{BackdoorSlots, Claim};
@@ -17,7 +17,7 @@ fn silent_nodes_do_not_keep_the_others_out() {
     let mut slots = BackdoorSlots::<64>::new(LATE);
     for n in 0..64 {
         assert_eq!(slots.claim(NodeId(n), Time(n.into())), Claim::Clean);
-        // The backdoor has one owner at a time.
+        // A backdoor has one owner at a time.
         assert_eq!(slots.claim(NodeId(n), Time(n.into())), Claim::No);
         slots.release(NodeId(n), true, Time(n.into()));
     }
@@ -25,7 +25,7 @@ fn silent_nodes_do_not_keep_the_others_out() {
     assert_eq!(slots.claim(other, Time(LATE - 1)), Claim::No);
     assert_eq!(slots.claim(other, Time(LATE)), Claim::Clean);
     slots.release(other, false, Time(LATE));
-    // The slot of node 0 was replaced, the slot of node 1 still exists.
+    // The slot of node 0 was replaced, and the slot of node 1 still exists.
     for n in [0, 1] {
         assert_eq!(slots.claim(NodeId(n), Time(LATE + 1)), Claim::Dirty);
         slots.release(NodeId(n), false, Time(LATE + 1));
@@ -49,8 +49,8 @@ fn what_is_used_is_not_taken_away() {
 }
 
 proptest! {
-    /// No two callers own the same backdoor, and no caller gets one for which an answer may arrive.
-    /// `Claim::Dirty` is returned whenever a late answer may be in the FIFO.
+    /// No two callers own the same backdoor, and no caller gets a backdoor for which an answer may
+    /// still arrive. `Claim::Dirty` is returned whenever a late answer may be in the FIFO.
     #[test]
     fn no_answer_is_taken_for_that_of_another(
         steps in prop::collection::vec((0u16..9, 0u64..40, any::<bool>()), 1..400),

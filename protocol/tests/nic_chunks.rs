@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Split transfers against a target that answers in order, late, or with errors.
+//! Tests of split transfers with a target that answers in order, late, or with errors.
 
 use proptest::prelude::*;
 use protocol::nic::chunks::{Chunk, ChunkedTransfer, Verdict, WINDOW};

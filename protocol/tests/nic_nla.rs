@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The NLA allocator against a model that marks every page, and page sizes against the translation
-//! of their entries.
+//! Tests of the NLA allocator, compared with a model that marks every page. They also compare page
+//! sizes with the translation of their entries.
 
 use proptest::prelude::*;
 use protocol::nic::nla::{
@@ -57,7 +57,7 @@ enum Step {
     Give(usize),
 }
 
-/// Returns the whole space in two of three cases, else any range.
+/// Generates the whole space in two of three cases, and any range otherwise.
 fn window() -> impl Strategy<Value = NlaRange> {
     let all = NlaRange {
         first: FIRST,
@@ -100,7 +100,7 @@ proptest! {
                     }
                     Err(e) => {
                         prop_assert_eq!(e, SpaceError::Full);
-                        // The refusal is correct: no suitable free range exists.
+                        // The allocation must fail only if no suitable free range exists.
                         let fits = |first: u64| {
                             first % align == phase % align
                                 && first >= window.first
@@ -139,7 +139,7 @@ proptest! {
         largest in proptest::sample::select(&SIZE_CODES[..]),
     ) {
         let vpid = Vpid::new(7).unwrap();
-        // Half of the cases are congruent, so that large pages occur.
+        // In half of the cases, NLA and bus address are congruent, so that large pages occur.
         let first = if aligned { (first & !511) | (page & 511) } else { first };
         let addr = BusAddr(page * 4096);
         let mut at = first;

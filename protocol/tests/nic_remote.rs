@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Matching of register access answers, and allocation of the SMFU window.
+//! Tests of the matching of register access answers, and of the allocation of the SMFU window.
 
 use proptest::prelude::*;
 use protocol::nic::rra::{Answer, Reads, Slot, Writes, EXPIRY_S};
@@ -91,14 +91,14 @@ fn writes_are_answered_in_order() {
     );
     assert_eq!(writes.complete(A, 5, 0), Answer::Awaited);
     assert_eq!(writes.take_result(c), Some(0));
-    // The write in between stays outstanding until its own notification.
+    // The write to node B stays outstanding until its own notification arrives.
     assert_eq!(writes.complete(B, 5, 0), Answer::Awaited);
     assert_eq!(writes.complete(B, 5, 0), Answer::Unknown);
     assert_eq!(
         (writes.take_result(b), writes.take_result(b)),
         (Some(0), None)
     );
-    // Writes that were given up: an overtaken one is removed.
+    // A write that was given up is removed when a later write is answered.
     overdue(&mut writes, B, 5, 0);
     overdue(&mut writes, A, 5, 0);
     assert_eq!(writes.complete(A, 5, 0), Answer::Late);
@@ -137,7 +137,7 @@ fn a_lost_answer_to_a_write_costs_that_write_only() {
 
 proptest! {
     /// With lost, late and repeated answers, `Awaited` is returned only for a request that waits in
-    /// that slot, and each answer is fetched once.
+    /// that slot, and each answer is collected once.
     #[test]
     fn reads_match(steps in prop::collection::vec((0u8..5, 0usize..4, 0u16..2), 1..200)) {
         let mut slots = [Slot::FREE; 4];
@@ -195,8 +195,8 @@ proptest! {
         }
     }
 
-    /// Ranges never overlap, stay inside the window and outside of the remote register file's part,
-    /// and all can be freed.
+    /// Ranges never overlap, are inside the window and outside of the range for the remote register
+    /// file, and can all be freed.
     #[test]
     fn spans_are_apart(
         steps in prop::collection::vec((any::<bool>(), 1u64..2000, 0u32..66, 12u32..28), 1..300),
@@ -242,7 +242,7 @@ fn natural_alignment() {
         windows.reserve(PAGE, PAGE, None).unwrap().1.start,
         RRA_WINDOW
     );
-    // A BAR of 1 MiB is placed at a multiple of its size, behind the page.
+    // A BAR of 1 MiB is placed at a multiple of its size, behind the first range.
     let (_, bar) = windows.reserve(1 << 20, 1 << 20, None).unwrap();
     assert_eq!(bar.start, RRA_WINDOW + (1 << 20));
     // A smaller range fills the gap.
@@ -253,7 +253,7 @@ fn natural_alignment() {
         Err(WindowError::Invalid)
     );
     assert_eq!(windows.reserve(PAGE, 0, None), Err(WindowError::Invalid));
-    // The window's second half is the only place for half of it.
+    // Only the second half of the window has enough free space for half of the window.
     let (_, half) = windows.reserve(1 << 27, 1 << 27, None).unwrap();
     assert_eq!(half.start, 1 << 27);
     assert_eq!(
@@ -270,7 +270,7 @@ fn targets_are_checked() {
     assert_eq!(targets.base(5, false), UNMAPPED_BASE);
     assert_eq!(targets.default_base(), UNMAPPED_BASE);
     targets.export(base(0x10_0000), 0x10_0000).unwrap();
-    // Never 0, because the meaning of 0 is unknown (G18).
+    // The base is never 0, because the meaning of 0 is unknown (G18).
     for number in 0..64 {
         assert_eq!(targets.base(number, false), base(0x10_0000));
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The ring consumer against a NIC whose writes may be lost, under both rules for a full queue.
+//! Tests of the ring consumer with a NIC whose writes may be lost, under both rules for a full
+//! queue.
 
 use proptest::prelude::*;
 use protocol::nic::ring_consumer::{initial, may_store_again, LostIrqGuard, RingConsumer};
@@ -8,10 +9,10 @@ use std::collections::VecDeque;
 
 const HOLE: u64 = 100;
 
-/// The NIC: slots, writes in flight, write pointer, and its copy of the read pointer.
+/// Model of the NIC: slots, writes in flight, write pointer, and its copy of the read pointer.
 struct Ring {
     slots: Vec<Option<u32>>,
-    /// Slot and content of the writes in flight, in order.
+    /// Slot and contents of the writes in flight, in order.
     flying: VecDeque<(u32, Option<u32>)>,
     lwp: u32,
     lrp: u32,
@@ -67,7 +68,7 @@ impl Ring {
     }
 }
 
-/// Takes what is there at `now`; returns the items, skips holes.
+/// Reads all items that are present at `now`, and skips holes. Returns the items.
 fn poll(ring: &mut Ring, consumer: &mut RingConsumer, now: Time) -> Vec<u32> {
     let mut got = Vec::new();
     loop {
@@ -94,8 +95,8 @@ fn poll(ring: &mut Ring, consumer: &mut RingConsumer, now: Time) -> Vec<u32> {
 }
 
 proptest! {
-    /// Every item that was not lost is read once and in order, and a hole delays the queue for two
-    /// checks at the maximum.
+    /// Every item that was not lost is read once and in order, and a hole delays the queue for at
+    /// most two checks.
     #[test]
     fn all_but_the_lost_is_read(
         flag_rule: bool,
@@ -106,7 +107,7 @@ proptest! {
         let mut consumer = RingConsumer::new(size as u32, HOLE);
         let (mut n, mut now, mut got, mut want) = (0, 0, Vec::new(), Vec::new());
         for (count, lose, arm, seen) in steps {
-            // The maximum time in flight.
+            // The maximum time in flight has passed.
             ring.arrive(usize::MAX);
             for i in 0..count {
                 let lost = lose && i % 3 == 0;
@@ -128,7 +129,7 @@ proptest! {
             }
         }
         ring.arrive(usize::MAX);
-        // A hole is skipped at the second check: one check starts the timer, so there are three.
+        // A hole is skipped at the second check after the check that starts the timer.
         for _ in 0..size {
             now += HOLE;
             got.extend(poll(&mut ring, &mut consumer, Time(now)));
@@ -137,7 +138,7 @@ proptest! {
         prop_assert_eq!(consumer.next(), ring.lwp);
     }
 
-    /// Returns a clock that goes backwards does not create holes.
+    /// A clock that goes backwards does not create holes.
     #[test]
     fn time_may_go_back(times in prop::collection::vec(0u64..HOLE, 1..50)) {
         let mut consumer = RingConsumer::new(16, HOLE);
@@ -204,7 +205,7 @@ fn the_pointer_is_read_only_to_arm_again() {
 }
 
 /// Up to half of the queue may be written between the read of the write pointer and the store that
-/// arms. All of it is kept, whatever was in the queue or in flight before.
+/// arms. No item of this burst is overwritten, whatever was in the queue or in flight before.
 #[test]
 fn a_burst_before_the_store_is_not_overwritten() {
     for size in [8usize, 64] {
@@ -234,8 +235,8 @@ fn a_burst_before_the_store_is_not_overwritten() {
     }
 }
 
-/// Returns the decision depends on the distance, also across the end of the queue. A pointer
-/// outside of the queue is rejected.
+/// The decision depends on the distance of the pointers, also across the end of the queue. A
+/// pointer outside of the queue is rejected.
 #[test]
 fn half_of_the_queue_has_to_be_free() {
     for (rp, wp, may) in [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The transmit side of a port against a NIC that commits at its own pace.
+//! Tests of a port's transmit side with a NIC that commits packets at random times.
 
 use proptest::prelude::*;
 use protocol::nic::sending::{Admission, Mode, Next, TxPort, Unavailable, WatchDelay};
@@ -29,7 +29,8 @@ impl Nic {
     }
 }
 
-/// Tries to send `n` packets. Returns true if they were sent, and sets `watch` if the watch is due.
+/// Tries to send `n` packets. Returns true if the packets were sent. Sets `watch` if the watch is
+/// due.
 fn send(s: &mut TxPort, nic: &mut Nic, n: u8, now: Time, watch: &mut bool) -> bool {
     let admission = match s.admit(n) {
         Admission::ReadState => {
@@ -53,7 +54,7 @@ fn send(s: &mut TxPort, nic: &mut Nic, n: u8, now: Time, watch: &mut bool) -> bo
             assert_eq!(refusal, Unavailable::Full);
             false
         }
-        Admission::ReadState => panic!("looks for ever"),
+        Admission::ReadState => panic!("reads the state forever"),
     }
 }
 
@@ -74,8 +75,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A denied send is followed by a wakeup when enough credits are free, and the watch runs until
-    /// then.
+    /// After a denied send request, a wakeup follows when enough credits are free. The watch runs
+    /// until then.
     #[test]
     fn a_refused_send_is_followed_by_a_wakeup(steps in prop::collection::vec(step(), 1..300)) {
         let mut s = TxPort::new(STALL);
@@ -129,7 +130,7 @@ fn a_waiting_thread_is_woken_although_another_sends() {
     assert!(s.wake());
 }
 
-/// Packets that were given up do not count as a stall later.
+/// Packets that were given up do not cause a stall later.
 #[test]
 fn a_port_that_starts_afresh_does_not_stall_at_once() {
     let mut s = TxPort::new(STALL);
@@ -216,7 +217,7 @@ fn the_watch_of_a_device_that_is_gone_ends() {
     assert_eq!(s.watch(false), Err(Next::Idle));
 }
 
-/// NIC that accepts a limited number of packets at a time and drops the following ones.
+/// NIC that accepts a limited number of packets at a time and drops further packets.
 struct Shallow {
     state: State,
     depth: usize,
@@ -256,7 +257,7 @@ impl Shallow {
         }
     }
 
-    /// Performs one step of the repair, if there is one. Returns whether a pause is due.
+    /// Performs one step of the repair, if a repair is in progress. Returns true if a pause is due.
     fn repair(&mut self, s: &mut TxPort, copies: &[u32; COPIES]) -> Option<bool> {
         let event = match s.repair()? {
             Action::ReadState => Event::State(self.state),
@@ -326,8 +327,8 @@ fn without_the_watch(total: u32, depth: usize, watch: impl Fn(u64) -> bool) -> (
     (nic.taken, repairs)
 }
 
-/// Returns a sender that blocks the watch sends all of its packets by itself, once and in order,
-/// even if the watch and the sender repair alternately.
+/// A sender that blocks the watch sends all of its packets by itself, once and in order. This is
+/// true even if the watch and the sender repair alternately.
 #[test]
 fn packets_are_repaired_without_the_watch() {
     for depth in [1, 16, 64, 300] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Recovery of the notification queue from lost entries, late entries and lost interrupts; storms
-//! and drains.
+//! Tests of the notification queue: recovery from lost entries, late entries and lost interrupts,
+//! and storms and drains of events.
 
 use proptest::prelude::*;
 use protocol::nic::snq::{
@@ -22,11 +22,11 @@ enum Fate {
     Lost,
 }
 
-/// NIC that writes entries, and a host with the driver's parts: interrupt handler, poll, recovery.
+/// NIC that writes entries, and a host with the interrupt handler, poll and recovery of a driver.
 struct World {
     consumer: SnqConsumer,
     ring: Vec<(Header, u32)>,
-    /// State of the hardware.
+    /// Write pointer of the NIC.
     wp: u16,
     flip: bool,
     rplt: u16,
@@ -35,7 +35,7 @@ struct World {
     late: Vec<(u32, u16, (Header, u32))>,
     now: u32,
     written: u32,
-    /// Number of interrupts that the next step handles.
+    /// True if the next step handles an interrupt.
     interrupt: bool,
     lose_interrupt: bool,
     recovery_at: Option<u32>,
@@ -95,10 +95,11 @@ impl World {
         }
     }
 
-    /// Reads a register. Its answer pushes earlier writes, so these become visible.
+    /// Reads the register with the write pointer. The answer makes all earlier writes of the NIC
+    /// visible.
     fn read_wp(&mut self) -> u16 {
-        // Late entries model writes that are delayed for other reasons; the driver waits for them
-        // by time.
+        // Late entries stay in flight, because they model writes that are delayed for other
+        // reasons. The driver waits for them by time.
         self.wp
     }
 
@@ -212,8 +213,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 }
 
 proptest! {
-    /// With any lost or late writes, all other entries are handled once and in order, lost ones are
-    /// skipped, and the ring never stalls.
+    /// With any lost or late writes, all other entries are handled once and in order, lost entries
+    /// are skipped, and the ring never stalls.
     #[test]
     fn everything_is_handled_once(start in 0..N, acts in acts()) {
         let mut world = World::new(start);
@@ -224,7 +225,7 @@ proptest! {
                 Act::LoseInterrupt => world.lose_interrupt = true,
             }
         }
-        // Two polls find entries without an interrupt; each missing entry needs one recovery.
+        // Two polls find entries without an interrupt, and each missing entry needs one recovery.
         for _ in 0..4 {
             world.step(2500);
         }
@@ -233,7 +234,7 @@ proptest! {
         prop_assert_eq!(world.skipped as usize, world.lost.len());
         prop_assert_eq!(world.consumer.ring().next(), world.wp);
         prop_assert!(world.armed && !world.consumer.is_missing());
-        // The queue works afterwards, too.
+        // The queue still works afterwards.
         world.lose_interrupt = false;
         let before = world.seen.len();
         for _ in 0..3 * N {
@@ -256,7 +257,7 @@ fn a_pass_is_bounded() {
     assert_eq!(world.seen, [0, 1, 2, 3, 4]);
     assert_eq!(world.take(), 1);
     assert_eq!(world.take(), 0);
-    // A slot that cannot be read ends the pass, too.
+    // A slot that cannot be read ends the pass too.
     assert_eq!(
         world
             .consumer
@@ -265,7 +266,8 @@ fn a_pass_is_bounded() {
     );
 }
 
-/// An interrupt without an entry belongs to another source if the write pointer agrees.
+/// An interrupt without an entry belongs to another source if the write pointer shows no entry
+/// either.
 #[test]
 fn spurious_interrupts() {
     let mut consumer = SnqConsumer::new(N, 3).expect("ring");
@@ -273,14 +275,14 @@ fn spurious_interrupts() {
     assert!(!consumer.is_missing());
     assert_eq!(consumer.poll(3), Poll::Idle);
     assert_eq!(consumer.poll(4), Poll::Fresh);
-    // The interrupt was armed between the polls, so pending entries have an interrupt of their own.
+    // The interrupt was armed between the polls, so the pending entries cause another interrupt.
     consumer.armed();
     assert_eq!(consumer.poll(4), Poll::Fresh);
     assert_eq!(consumer.poll(4), Poll::Overdue);
     assert_eq!(consumer.on_empty(4), Empty::Missing);
     assert_eq!(consumer.poll(5), Poll::Idle);
-    // A write pointer outside of the ring counts modulo the size of the ring, and skips up to one
-    // lap.
+    // A write pointer outside of the ring counts modulo the size of the ring, so that at most one
+    // round is skipped.
     assert_eq!(consumer.on_empty(N * 4 + 4), Empty::Missing);
     let mut filled = 0;
     let read = |_| Some((Header(0), ()));
@@ -313,7 +315,7 @@ fn a_storm_is_masked_for_its_time() {
     assert!(enabled.mask().contains(event));
     // A new second starts a new count.
     assert!(!enabled.count(event, 2100));
-    // Events that the hardware masks per VPID do not storm.
+    // Events that the NIC masks per VPID do not storm.
     for _ in 0..5000 {
         assert!(!enabled.count(TriggerEvent::RmaNotification, 2100));
     }
@@ -379,7 +381,7 @@ fn messages_are_limited_and_owed() {
     assert!(limit.collect());
     assert!(!limit.collect());
     assert_eq!(limit.admit(1201), LimitResult::Call);
-    // Without a limit every interrupt is notified. The smallest limit is one per window.
+    // Without a limit, every interrupt is notified. The smallest limit is one interrupt per window.
     let mut any = MessageLimit::new(0);
     assert!((0..5000).all(|_| any.admit(7) == LimitResult::Call));
     let mut least = MessageLimit::new(1);

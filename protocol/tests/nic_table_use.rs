@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The count of a user's address tables against a model that recounts them after each step.
+//! Tests of the count of a user's address tables, compared with a model that recounts the tables
+//! after each step.
 
 use proptest::prelude::*;
 use protocol::nic::nla::NlaRange;
@@ -9,7 +10,7 @@ use std::collections::BTreeSet;
 const TABLES: u64 = 12;
 
 fn range() -> impl Strategy<Value = NlaRange> {
-    // Short and long ranges, and ranges that begin or end at the boundary of a table.
+    // Generate short and long ranges, and ranges that begin or end at the boundary of a table.
     let first = prop_oneof![
         0..TABLES * SPAN,
         (0..TABLES, 0u64..3).prop_map(|(t, n)| (t * SPAN + n).saturating_sub(1)),
@@ -61,8 +62,8 @@ proptest! {
     }
 }
 
-/// A user that repeatedly fills a GiB and keeps one page of it reaches the limit; a user that keeps
-/// all pages does not.
+/// A user that repeatedly fills a GiB and keeps only one page of it reaches the limit. A user that
+/// keeps all pages does not reach the limit.
 #[test]
 fn sparse_memory_is_bounded_and_dense_memory_is_not() {
     const SPARE: u32 = 3;

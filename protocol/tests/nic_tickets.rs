@@ -1,11 +1,11 @@
-//! Questions to a unit that loses and delays answers. No ticket is answered by the answer to an
-//! earlier question, and all tickets are answered when answers arrive again.
+//! Tests of questions to a unit that loses and delays answers. No ticket is answered by the answer
+//! to an earlier question, and all tickets are answered when answers arrive again.
 
 use proptest::prelude::*;
 use protocol::nic::tickets::{Ask, Ticket, Tickets};
 use std::collections::{HashSet, VecDeque};
 
-/// A command: a flush for which a context waits, or a question.
+/// Command: a flush for which a context waits, or a question.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Command {
     Flush,
@@ -17,13 +17,13 @@ enum Command {
 struct World {
     tickets: Tickets,
     words: Vec<bool>,
-    /// Commands that were given and not executed.
+    /// Commands that were issued and not executed yet.
     queue: VecDeque<Command>,
     /// Words of executed questions whose writes are delayed, in order.
     writes: VecDeque<usize>,
     given: u64,
     flushed: u64,
-    /// Tickets, with the number of flushes that were given before.
+    /// Tickets, each with the number of flushes that were issued before.
     out: Vec<(Ticket, u64)>,
 }
 
@@ -97,7 +97,8 @@ impl World {
     }
 }
 
-/// Explores all sequences of `steps` steps, with so few words that each is reused.
+/// Explores all sequences of `steps` steps. The number of words is so small that each word is
+/// reused.
 fn explore(world: World, steps: u32, seen: &mut HashSet<(World, u32)>) {
     if steps == 0 || !seen.insert((world.clone(), steps)) {
         return;
@@ -160,7 +161,8 @@ proptest! {
             }
             w.check();
         }
-        // Without further losses, one more question, new or repeated, answers all tickets.
+        // Without further losses, the answer to one more question, new or repeated, answers all
+        // tickets.
         w.ask();
         while !w.queue.is_empty() || !w.writes.is_empty() {
             w.execute(false);
@@ -168,7 +170,7 @@ proptest! {
             w.check();
         }
         prop_assert!(w.out.iter().all(|(t, _)| w.tickets.is_answered(*t)));
-        // The next question is a new one again.
+        // The next question is new, and not repeated.
         prop_assert!(w.ask().is_some());
     }
 }

@@ -1,5 +1,5 @@
-//! End of a translation in every order of its contexts: owner, MMU notifier, work item, unbinding,
-//! and a NIC that answers late or never.
+//! Tests of the end of a translation in every order of its contexts: owner, MMU notifier, work
+//! item, unbinding, and a NIC that answers late or never.
 
 use protocol::base::flow::Flow;
 use protocol::nic::tickets::{Ask, Ticket, Tickets};
@@ -17,13 +17,13 @@ enum Command {
     Write(usize),
 }
 
-/// A context that ends the translation: a program that can be interrupted between any two steps.
+/// Context that ends the translation. It can be interrupted between any two steps.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Party {
     kind: Kind,
     generation: Generation,
     at: At,
-    /// Number of times that it asked the NIC in quarantine.
+    /// Number of times that the context asked the NIC while the translation was in quarantine.
     asked: u8,
 }
 
@@ -31,17 +31,19 @@ struct Party {
 enum Kind {
     /// Calls `revoke`, and returns if the NIC does not answer.
     Owner,
-    /// Begins the end in a context that cannot wait, and leaves the remainder to the work item.
+    /// Begins the end in a context that cannot wait, and leaves the remaining steps to the work
+    /// item.
     Notifier,
     /// Completes ends that were begun, and returns for translations in quarantine.
     Worker,
     /// Leaves the end to the reaper, and begins it in a context that cannot wait.
     Dropper,
-    /// Completes the ends that were left to it, in any generation, when it is scheduled.
+    /// Completes the ends that were left to the reaper, in any generation, when the reaper is
+    /// scheduled.
     Reaper,
-    /// Waits for the NIC for other translations, then ends this one too.
+    /// Waits for the NIC on behalf of other translations, then ends this translation too.
     Batch,
-    /// Like the owner; then disables the NIC's access to memory, and frees everything.
+    /// Acts like the owner, then disables the NIC's access to memory, and frees memory and NLAs.
     Unbind,
 }
 
@@ -78,13 +80,13 @@ struct World {
     words: [bool; WORDS],
     queue: VecDeque<Command>,
     flushes: u64,
-    /// The entries translate to memory.
+    /// True if the entries translate to memory.
     entries: bool,
-    /// The NIC caches the translation.
+    /// True if the NIC caches the translation.
     cached: bool,
-    /// The NIC can access host memory.
+    /// True if the NIC can access host memory.
     master: bool,
-    /// The memory belongs to the region, and was not freed.
+    /// True if the memory belongs to the region and was not freed.
     memory: bool,
     /// Number of generations that were freed.
     given_back: u8,
@@ -92,9 +94,9 @@ struct World {
     again: u8,
     /// Number of answers that may be lost.
     losses: u8,
-    /// The reaper is scheduled.
+    /// True if the reaper is scheduled.
     listed: bool,
-    /// The last generation that was left to the reaper.
+    /// Last generation that was left to the reaper.
     left: Option<Generation>,
     parties: Vec<Party>,
 }
@@ -213,7 +215,7 @@ impl World {
                 Next::CheckTicket(ticket) => match party.kind {
                     Kind::Owner | Kind::Batch => go(&|_| At::End(Outcome::Quarantined)),
                     Kind::Unbind => go(&|_| At::CutOff),
-                    // A bound, so that all orders terminate.
+                    // Limit the number of questions, so that all orders terminate.
                     _ if party.asked == 2 => vec![],
                     _ => go(&|w| {
                         if w.is_answered(ticket) {
@@ -313,7 +315,7 @@ impl World {
         all
     }
 
-    /// Uses the entries for other memory, whose owner ends it.
+    /// Uses the entries for other memory, whose owner ends the new translation.
     fn again(&self) -> Vec<World> {
         let unbinding = self.parties.iter().any(|p| p.kind == Kind::Unbind);
         let mut w = self.clone();
@@ -420,7 +422,7 @@ fn lives_are_told_apart() {
     assert!(life.revoke(first) && !life.revoke(first));
     life.zeroed(first, Flush(7));
     assert_eq!(life.next(first), Next::Ask(Flush(7)));
-    // A result for an earlier flush has no effect, neither an answer nor a time-out.
+    // A result for an earlier flush has no effect, whether it is an answer or a time-out.
     assert_eq!(life.answered(first, answer(6, Ok(()))), Effect::None);
     assert_eq!(life.answered(first, answer(6, Err(None))), Effect::None);
     assert!(!life.forgotten(first, Why::Answered));
@@ -459,7 +461,7 @@ fn a_worker_ends_only_what_was_left_to_it() {
     let mut life = Lifecycle::new();
     let first = life.generation();
     assert_eq!(life.deferred(), None);
-    // Left to the work item before the end has begun, because the end takes long.
+    // The end is left to the work item before it has begun, because it takes long.
     life.defer(first);
     assert_eq!(life.deferred(), Some((first, Next::Revoke)));
     assert!(life.revoke(first));

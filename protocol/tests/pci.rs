@@ -1,5 +1,5 @@
-//! Rules of docs/pci-protocol.md, one per test, with a lender and up to two borrowers. The test
-//! delivers messages and executes work.
+//! Tests of the rules in docs/pci-protocol.md, one rule per test, with a lender and up to two
+//! borrowers. The test delivers messages and executes work.
 
 mod pci_world;
 
@@ -32,7 +32,7 @@ fn a_device_is_lent_and_given_back() {
     assert_eq!(w.state(), OfferState::Lent);
     let described = w.lender.devices().next().expect("a device").0;
     assert_eq!(described.state, DeviceState::Lent(NodeId(1)));
-    // The lease lasts while both ends are alive.
+    // The lease remains up while both ends are alive.
     w.pass(20_000);
     assert_eq!(w.state(), OfferState::Lent);
     assert!(w.work.is_empty() && w.lender_work.is_empty());
@@ -118,7 +118,7 @@ fn what_is_refused_is_refused_for_its_reason() {
     }
     w.up(0);
     assert_eq!(reason(&mut w, good), Some(Reason::Lent));
-    // A second and a third device: one borrower may have two.
+    // One borrower may have two devices, but not three.
     for (wanted, place) in [(None, 1), (Some(Reason::TooMany), 2)] {
         let handle = w.lender.offer(&device(), &layout()).expect("room");
         let terms = Borrow {
@@ -168,7 +168,7 @@ fn what_the_driver_refuses_is_told() {
     }
 }
 
-/// The purpose of fences: a silent borrower may still have its window.
+/// Fences are necessary because a silent borrower may still have its window.
 #[test]
 fn numbers_of_a_silent_borrower_are_not_given_to_others() {
     let mut w = World::new(2);
@@ -183,7 +183,7 @@ fn numbers_of_a_silent_borrower_are_not_given_to_others() {
     assert_eq!(w.state(), OfferState::Fencing);
     w.all();
     assert_eq!(w.state(), OfferState::Free);
-    // Long afterwards the number is still fenced, and the next lease gets another one.
+    // The number is still fenced a long time afterwards, and the next lease gets another number.
     w.pass(60_000);
     w.all();
     assert_eq!(w.lender.fences().numbers(), 0b10);
@@ -196,7 +196,7 @@ fn numbers_of_a_silent_borrower_are_not_given_to_others() {
     };
     assert_eq!(open.bars, SOME & !0b10);
     w.all();
-    // The borrower is asked when it is reachable again, and confirms.
+    // When the borrower is reachable again, it is asked and confirms.
     w.unreachable = None;
     w.pass(61_000);
     assert!(w.count(|b| matches!(b, Body::Revoke(_, 0))) > 3);
@@ -236,7 +236,7 @@ fn each_lease_is_confirmed_by_its_own_name() {
         w.lender.reclaim(now, w.device, 0);
         w.unreachable = Some(1);
         w.all();
-        // The restarted borrower has not confirmed: the lender will ask it.
+        // The restarted borrower has not confirmed, so the lender will ask it.
         w.unreachable = None;
         w.borrowers[0] = borrower(&LIMITS, 900 + names.len() as u64);
     }
@@ -272,7 +272,7 @@ fn a_question_that_comes_before_the_grant_is_not_answered() {
     w.deliver_all();
     assert_eq!(w.sent.len(), before);
     assert_eq!(w.borrowers[0].state(handle), Some(LeaseState::Asking));
-    // Revoked before `GRANT` arrives: the borrower does not accept the grant any more.
+    // If `REVOKE` arrives before `GRANT`, the borrower does not accept the grant any more.
     let revoke = Message {
         body: Body::Revoke(LeaseId::new(handle.number(), 5), 0),
         ..question
@@ -286,7 +286,8 @@ fn a_question_that_comes_before_the_grant_is_not_answered() {
     assert_eq!(w.state(), OfferState::Free);
 }
 
-/// A message of another life may be older than the lease, so the lender asks the borrower first.
+/// A message of another incarnation may be older than the lease, so the lender asks the borrower
+/// first.
 #[test]
 fn another_life_of_a_borrower_is_asked_and_not_believed() {
     let mut w = World::new(1);
@@ -348,7 +349,7 @@ fn a_lender_that_has_forgotten_says_so() {
 
 #[test]
 fn a_device_is_taken_back() {
-    // Without a grace period.
+    // The device is reclaimed without a grace period.
     let mut w = World::new(1);
     let handle = w.up(0);
     assert!(w.lender.reclaim(Time(0), w.device, 0));
@@ -472,7 +473,7 @@ fn a_write_is_made_once_however_often_it_comes() {
     let poll = w.borrowers[0].poll(Time(0), handle, number);
     assert_eq!(poll, Poll::Finished(Status::Done, 0));
     assert_eq!(w.borrowers[0].poll(Time(0), handle, number), Poll::Lost);
-    // A late access, which arrives after the next one.
+    // A late access arrives after the next access.
     let request = ConfigAccess::Read(register(0x50, 2));
     let (next, to, read) = w.borrowers[0].access(Time(0), handle, request).expect("up");
     w.send(1, to, read);

@@ -1,4 +1,5 @@
-//! Devices behind NICs without a host: registers that a borrower writes, and checks of functions.
+//! Tests of devices behind NICs without a host: registers that a borrower writes, and checks of
+//! functions.
 
 use proptest::prelude::*;
 use protocol::pci::accel::{
@@ -40,7 +41,8 @@ fn what_is_opened_was_closed_and_is_apart() {
     assert!(numbers.is_valid(), "{numbers:?}");
     assert_eq!(numbers.bar_set() & (used | !free), 0);
     assert_eq!(numbers.bar_set().count_ones(), 4);
-    // BARs are aligned to their size, and overlap neither each other nor DMA memory and interrupts.
+    // BARs are aligned to their size. They do not overlap each other, DMA memory or the interrupt
+    // page.
     let mut spans = vec![(DMA_BASE, plan.interrupts() + 4096)];
     for (i, bar) in bars.iter().enumerate() {
         let Some(bar) = bar else {
@@ -82,7 +84,8 @@ fn what_is_opened_was_closed_and_is_apart() {
             .iter()
             .all(|s| s.offset != sign.offset || !sign.is_seen(s.value)));
     }
-    // The device has exactly these two paths, without a gap; all other addresses lead to NOWHERE.
+    // The device has exactly these two paths, without a gap between them. All other addresses lead
+    // to `NOWHERE`.
     let intervals: Vec<_> = (0..64)
         .filter(|k| registers[&smfu::interval_control(*k).get()] != 0)
         .collect();
@@ -120,7 +123,7 @@ fn what_is_opened_was_closed_and_is_apart() {
 
 #[test]
 fn large_bars_are_aligned() {
-    // Above the largest BAR there is no space for another one.
+    // Above the largest BAR there is no space for another BAR.
     for log2 in 4..46 {
         let bars = [
             bar(log2, true),
@@ -159,7 +162,7 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
             let all = lists.iter().flatten();
             all.map(|s| (s.offset.get(), s.value)).collect()
         };
-        // The other NIC: targets at its BARs, in addition to its own.
+        // The other NIC has targets at its BARs, in addition to the targets for its own borrower.
         let there = state(&[close().collect(), other.open().collect()]);
         let with = state(&[
             close().collect(),
@@ -175,7 +178,8 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
             assert_eq!(peer_bar.bytes, bars[i].unwrap().window());
         }
         assert_eq!(peer.bar(1), None);
-        // This NIC: one interval per BAR without gaps; the on-chip network maps exactly these.
+        // This NIC has one interval per BAR, without gaps. The on-chip network maps exactly these
+        // intervals.
         let (first, second) = (peer.bar(0).unwrap(), peer.bar(2).unwrap());
         assert_eq!(first.at, slot.base());
         assert_eq!(second.at, first.at + first.bytes);
@@ -213,7 +217,7 @@ fn ways_to_another_accelerator_are_its_bars_and_nothing_else() {
             assert_eq!(bound(htax::intvl_upper(i)) << 12, end);
         }
         assert_eq!(maps, 2);
-        // Closing: the on-chip network comes first.
+        // When the path is closed, the on-chip network is closed first.
         let back: Vec<_> = peer.close_windows().collect();
         assert!(back[..2].iter().all(|s| s.value == 0));
         let over = state(&[
@@ -273,7 +277,7 @@ fn a_plan_needs_numbers_and_room() {
     assert_eq!(make(&large, all, 0, 4096), Err(PlanError::NoRoom(4)));
 }
 
-/// A function: registers, and their writable bits.
+/// Model of a function: registers, and their writable bits.
 #[derive(Clone)]
 struct Function {
     words: BTreeMap<u16, u32>,
@@ -282,7 +286,8 @@ struct Function {
 }
 
 impl Function {
-    /// A function like the emulator's test device: one BAR of 1 MiB, MSI-X, PCI Express with reset.
+    /// Returns a function like the emulator's test device: one BAR of 1 MiB, MSI-X, PCI Express
+    /// with reset.
     fn new() -> Self {
         let words = [
             (0x00, 0x7E57_1CAD),
@@ -361,7 +366,7 @@ fn a_function_is_described() {
     assert_eq!(f.log[0], (0x04, 0));
     assert_eq!((f.words[&0x10], f.words[&0x14]), (0xE000_0004, 0));
     assert_eq!(f.words[&0x04] & 6, 0);
-    // Other BARs: 32 bits, I/O ports, not implemented.
+    // The other BARs have 32 bits, are for I/O ports, or are not implemented.
     let f = Function::new()
         .with(0x18, 0x8, 0xFFFF_F000)
         .with(0x1C, 0x1, 0xFFFF_FF00)
@@ -385,7 +390,8 @@ fn impossible_functions_are_refused() {
     use FunctionError::{Bar, Gone, Layout, NoBars, NoReset};
     assert_eq!(refused(0, 0xFFFF_FFFF, 0), Some(Gone));
     assert_eq!(refused(0, 0x7E57_0000, 0), Some(Gone));
-    // BARs: 2^60 bytes; mask with holes; reserved kind; all ones; 64 bits in the last register.
+    // Impossible BARs: 2^60 bytes, mask with holes, reserved kind, all ones, 64 bits in the last
+    // register.
     assert_eq!(refused(0x14, 0, 0xF000_0000), Some(Bar(0, 0xFFF0_0004)));
     assert!(matches!(refused(0x10, 4, 0x8010_0000), Some(Bar(0, _))));
     assert!(matches!(refused(0x18, 2, 0xFFFF_F000), Some(Bar(2, _))));
@@ -397,14 +403,14 @@ fn impossible_functions_are_refused() {
         refused(0x34, 0xFC, 0),
         Some(Layout(_)) | Some(NoReset)
     ));
-    // A circular list.
+    // The list of capabilities is circular.
     assert!(matches!(refused(0x40, 0x0003_4001, 0), Some(Layout(_))));
-    // A bridge.
+    // The function is a bridge.
     assert!(matches!(refused(0x0C, 0x0001_0000, 0), Some(Layout(_))));
     assert_eq!(refused(0x74, 0x8001, 0), Some(NoReset));
 }
 
-/// A function with random registers.
+/// Function with random registers.
 struct Noise(u64);
 
 impl Cycles for Noise {
@@ -422,13 +428,13 @@ impl Cycles for Noise {
 }
 
 proptest! {
-    /// Random registers are refused, or describe possible BARs. The code never panics.
+    /// Random register values are refused, or describe possible BARs. The code never panics.
     #[test]
     fn noise_is_no_function(seed: u64) {
         prop_assert!(describe(&mut Noise(seed)).is_err());
     }
 
-    /// For any register values: a function that is accepted is possible.
+    /// For any register values, a function that is accepted has possible BARs.
     #[test]
     fn what_is_found_can_be(words in proptest::collection::vec(any::<(u8, u32, u32)>(), 0..24)) {
         let mut f = Function::new();
@@ -463,7 +469,7 @@ fn drivers_write_what_is_theirs() {
     let register = |at, size| Register::new(at, size).unwrap();
     let write = |at, size, value| ConfigAccess::Write(register(at, size), value);
     let mut asks = |now, request| filter.access(Time(now), request);
-    // Bus mastering is allowed. BARs are not writable. MSI leads to the interrupt page only.
+    // Bus mastering is allowed. BARs are not writable. MSI can only address the interrupt page.
     assert!(matches!(asks(0, write(0x04, 2, 6)), Access::Write(_, w) if w.value & 6 == 6));
     assert_eq!(asks(0, write(0x10, 4, 0)), Access::Denied);
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Lease word of a device behind a NIC without a host: acquisition by one node, and detection of
-//! its loss.
+//! Tests of the lease word of a device behind a NIC without a host: acquisition by one node, and
+//! detection of its loss.
 
 use protocol::pci::accel::{
     CheckResult, Claim, ClaimStep, Goal, LossReason, Times, Unclaimed, Watch,
@@ -34,7 +34,7 @@ fn the_word_has_its_form() {
         LeaseRecord::parse(word),
         Some(record(State::Lent, 0x1234, 0x89AB_CDEF))
     );
-    // Register values after a reset, and of a NIC that does not answer.
+    // These are register values after a reset, and values of a NIC that does not answer.
     for none in [
         0,
         u64::MAX,
@@ -47,12 +47,13 @@ fn the_word_has_its_form() {
     assert_eq!(LeaseWord(word).magic(), MAGIC);
 }
 
-/// A node that borrows the device for some time.
+/// Node that borrows the device for some time.
 struct Node {
     me: u16,
     claim: Option<Claim>,
     watch: Option<Watch>,
-    /// Access in flight: time of the request, arrival at the NIC, arrival of the answer, kind.
+    /// Access in flight: time of the request, time of arrival at the NIC, time of arrival of the
+    /// answer, and kind.
     on_way: Option<(u64, u64, u64, ClaimStep)>,
     /// Time before which the node is idle.
     idle: u64,
@@ -60,8 +61,8 @@ struct Node {
     draws: u32,
 }
 
-/// Nodes and the lease word. Accesses are delayed: usually by a short time, sometimes by the
-/// maximum.
+/// Nodes and the lease word. Accesses are delayed, usually by a short time, sometimes by the
+/// maximum time.
 struct World {
     word: u64,
     now: u64,
@@ -109,7 +110,7 @@ impl World {
                     self.word = word;
                 }
             }
-            // A read returns the word at the time of its arrival at the NIC; the answer arrives
+            // A read returns the word at the time of its arrival at the NIC. The answer arrives
             // later.
             if there == now && step == ClaimStep::Read {
                 let word = self.word;
@@ -149,8 +150,8 @@ impl World {
                         self.rewritten += 1;
                         self.send(n, ClaimStep::Write(word));
                     }
-                    // A late node is about to have the device, and waits until the owner has
-                    // noticed.
+                    // A late node is about to acquire the device. It waits until the owner has
+                    // noticed the loss.
                     CheckResult::Lost(LossReason::Taken(State::Lent, _)) => {
                         assert!(self.had.remove(&me));
                         self.lost += 1;
@@ -254,8 +255,8 @@ impl World {
     }
 }
 
-/// Two nodes never have the device at the same time, even if nodes are suspended, as long as no
-/// access is in flight for longer than a claim must remain unchanged.
+/// Two nodes never have the device at the same time, even if nodes are suspended. The condition is
+/// that no access is in flight for longer than a claim must remain unchanged.
 #[test]
 fn one_has_it_at_a_time() {
     let (mut leases, mut rewritten, mut lost) = (0, 0, 0);
@@ -386,7 +387,7 @@ fn a_borrower_sees_that_it_has_lost_it() {
         let seen = sees(record(state, 6, 1).raw(), open);
         assert_eq!(seen, CheckResult::Lost(LossReason::Taken(state, NodeId(6))));
     }
-    // The same node with another lease.
+    // The word names the same node with another lease.
     let other = record(State::Lent, 5, 8).raw();
     assert!(matches!(sees(other, true), CheckResult::Lost(_)));
 

@@ -1,4 +1,5 @@
-//! Configuration registers of a lent function, as the borrower's kernel may read and write them.
+//! Tests of the configuration registers of a lent function, as the borrower's kernel may read and
+//! write them.
 
 use proptest::prelude::*;
 use protocol::pci::config::{Filter, Layout, LayoutError, Read, Shown, Space, Verdict, Written};
@@ -10,8 +11,9 @@ use wire::pci::{Bar, Register};
 struct Function(Vec<u32>);
 
 impl Function {
-    /// A function like an NVMe controller: power management, MSI, a hidden capability, MSI-X, PCI
-    /// Express. Extended: errors, serial number, SR-IOV.
+    /// Returns a function like an NVMe controller, with the capabilities power management, MSI, a
+    /// hidden capability, MSI-X and PCI Express. Its extended capabilities are errors, serial
+    /// number and SR-IOV.
     fn new() -> Self {
         let mut f = Self(vec![0; 1024]);
         for (at, value) in [
@@ -27,7 +29,7 @@ impl Function {
             (0x30, 0xfe40_0001),
             (0x34, 0x68),
             (0x3c, 0x0406_010b),
-            // Vital product data comes first and is hidden.
+            // Vital product data is the first capability, and is hidden.
             (0x68, 0x0000_4003),
             (0x40, 0x0003_5001),
             (0x44, 0x0000_0008),
@@ -213,7 +215,7 @@ fn writes_go_to_the_lender_or_are_resets() {
     // Writes to hidden capabilities have no effect.
     assert_eq!(space.write(register(0x6c, 4), 5), Written::Done);
     assert_eq!(space.write(register(0x168, 4), 5), Written::Done);
-    // A function that is reset by the Advanced Features capability.
+    // This function is reset by the Advanced Features capability.
     let mut f = Function::new();
     f.0[0x34 / 4] = 0x40;
     f.0[0x40 / 4] = 0x0306_0013;
@@ -240,7 +242,7 @@ fn functions_that_can_not_be_lent_are_told() {
         changed(&[(0x0c, 0x0001_0000)]),
         Some(LayoutError::Header(1))
     );
-    // Circles, pointers into the header, pointers to missing capabilities.
+    // Invalid chains: circles, pointers into the header, pointers to missing capabilities.
     assert!(matches!(
         changed(&[(0x80, 0x0002_4010)]),
         Some(LayoutError::Chain(_))
@@ -258,7 +260,7 @@ fn functions_that_can_not_be_lent_are_told() {
         changed(&[(0x160, 0x3001_0010)]),
         Some(LayoutError::Chain(0x300))
     );
-    // MSI of 24 bytes, and another capability at its byte 16.
+    // MSI has 24 bytes, and another capability begins at its byte 16.
     assert_eq!(
         changed(&[(0x50, 0x0180_6005), (0x34, 0x50), (0x60, 0x0003_0001)]),
         Some(LayoutError::Overlap(0x50))
@@ -267,7 +269,8 @@ fn functions_that_can_not_be_lent_are_told() {
         changed(&[(0x68, 0x0000_4014)]),
         Some(LayoutError::Allocation)
     );
-    // A function without capabilities; without PCI Express it has no extended ones.
+    // This function has no capabilities. Without PCI Express, it has no extended capabilities
+    // either.
     let mut f = Function::new();
     f.0[1] = 0;
     let layout = f.layout().expect("a layout");
@@ -296,17 +299,17 @@ fn written(filter: &mut Filter, offset: u16, size: u8, value: u32) -> Option<(u3
 fn a_borrower_writes_what_it_may() {
     let mut f = filter(0xfe00_1000);
     let mut write = |offset, size, value| written(&mut f, offset, size, value);
-    // Command: memory, bus mastering and errors are writable, I/O ports are not; the pin remains
-    // disabled.
+    // In the command register, memory, bus mastering and errors are writable. I/O ports are not
+    // writable, and the pin remains disabled.
     assert_eq!(write(4, 2, 0xffff), Some((0x0546, 0xfab9)));
     assert_eq!(write(4, 2, 0), Some((0x0400, 0xfab9)));
-    // Status alone: errors are cleared. Then both registers at once.
+    // A write to the status register alone clears errors. The next write covers both registers.
     assert_eq!(write(6, 2, 0xffff), Some((0xf900, 0x06ff)));
     assert_eq!(write(4, 4, 6), Some((0x0406, 0x06ff_fab9)));
     assert_eq!(write(0x0c, 1, 0x10), Some((0x10, 0)));
     // Power states are writable, because the function keeps its registers.
     assert_eq!(write(0x44, 2, 0x0103), Some((3, 0x7ffc)));
-    // MSI-X: enable, function mask. PCI Express: device control.
+    // Writable bits of MSI-X are enable and function mask, and of PCI Express the device control.
     assert_eq!(write(0x72, 2, 0xffff), Some((0xc000, 0x3fff)));
     assert_eq!(write(0x88, 2, 0xffff), Some((0x7910, 0x86ef)));
     for (offset, size) in [
@@ -322,7 +325,8 @@ fn a_borrower_writes_what_it_may() {
         (0x30, 4),
         (0x34, 1),
         (0x3c, 1),
-        // Hidden capabilities, registers after them, links, read-only and unknown registers.
+        // These registers are not writable: hidden capabilities, registers after them, links,
+        // read-only and unknown registers.
         (0x6c, 4),
         (0x160, 4),
         (0x200, 4),
@@ -351,12 +355,12 @@ fn a_borrower_writes_what_it_may() {
         (0x30, Verdict::Denied),
         (0x148, Verdict::Read),
         (0x150, Verdict::Read),
-        // Registers outside of capabilities come from the device, except extended ones.
+        // Registers outside of capabilities are read from the device, except extended registers.
         (0xc0, Verdict::Read),
         (0x154, Verdict::Denied),
-        // The first four bytes of hidden capabilities are readable, because they link to others.
-        // Their other registers are not: vital product data, headers of failed packets, BARs of
-        // virtual functions.
+        // The first four bytes of hidden capabilities are readable, because they link to other
+        // capabilities. The other registers of hidden capabilities are not readable: vital product
+        // data, headers of failed packets, BARs of virtual functions.
         (0x68, Verdict::Read),
         (0x6c, Verdict::Denied),
         (0x100, Verdict::Read),
@@ -368,7 +372,7 @@ fn a_borrower_writes_what_it_may() {
     ] {
         assert_eq!(f.read(&layout, register(offset, 4)), verdict, "{offset:#x}");
     }
-    // The borrower reads the same list of capabilities in spite of that.
+    // The borrower reads the same list of capabilities nevertheless.
     let function = Function::new();
     let seen = Layout::read(|at| match f.read(&layout, register(at, 4)) {
         Verdict::Read => function.word(at),
@@ -406,8 +410,8 @@ fn the_pin_stays_disabled() {
     }
 }
 
-/// A write counts only after its execution: MSI can be enabled after its address was written, not
-/// after a request to write it.
+/// A write counts only after its execution. MSI can be enabled after its address was written, but
+/// not after a mere request to write the address.
 #[test]
 fn an_address_counts_when_it_has_been_written() {
     let layout = Function::new().layout().expect("a layout");
@@ -473,7 +477,7 @@ fn msi_leads_into_the_window_or_nowhere() {
         written(&mut f, 0x54, 4, 0xfe00_1ffc),
         Some((0xfe00_1ffc, 0))
     );
-    // Data and masks are writable, pending bits are not.
+    // Data and masks are writable, and pending bits are not.
     assert_eq!(written(&mut f, 0x5c, 2, 7), Some((7, 0)));
     assert_eq!(written(&mut f, 0x60, 4, 7), Some((7, 0)));
     assert_eq!(written(&mut f, 0x64, 4, 7), None);
@@ -515,8 +519,8 @@ fn msi_of_32_bits_reaches_windows_below_4_gib() {
 }
 
 proptest! {
-    /// For any sequence of writes, of which some are executed: BARs, I/O ports, the pin, and MSI
-    /// addresses outside of the window are never written.
+    /// For any sequence of writes, of which some are executed, the lender never writes BARs, never
+    /// enables I/O ports or the pin, and never writes MSI addresses outside of the window.
     #[test]
     fn nothing_dangerous_is_ever_written(
         writes in proptest::collection::vec(
@@ -532,7 +536,7 @@ proptest! {
         device.0[1] |= u32::from(disabled) << 10;
         let mut safe = disabled;
         for (offset, log2, value, kind, made) in writes {
-            // Frequent writes to the registers of MSI.
+            // Write to the registers of MSI frequently.
             let (offset, log2, value) = match kind {
                 0 => (0x54, 2, base as u32 | value & 0xffc),
                 1 => (0x58, 2, 1),
@@ -568,7 +572,7 @@ proptest! {
         }
     }
 
-    /// For any sequence of reads and writes of the borrower's kernel: the lender never writes BARs,
+    /// For any sequence of reads and writes of the borrower's kernel, the lender never writes BARs,
     /// and values do not exceed the size of their register.
     #[test]
     fn registers_have_their_size(

@@ -1,9 +1,9 @@
-//! MSI-X tables of malicious lenders: docs/pci-protocol.md, *Trust*.
+//! Tests of MSI-X tables of malicious lenders (docs/pci-protocol.md, *Trust*).
 
 use protocol::pci::config::{Layout, Msix, NotInBar};
 use wire::pci::{Bar, BARS};
 
-/// Registers of a function with MSI-X at 0x40, and the given table and pending bits.
+/// Returns the registers of a function with MSI-X at 0x40, and the given table and pending bits.
 fn dword(table: u32, pending: u32, size: u32) -> impl Fn(u16) -> u32 {
     move |at| match at {
         0x00 => 0x0010_1b36,
@@ -44,7 +44,7 @@ fn a_table_beyond_its_bar_is_refused() {
         (0x3fff_fff8, 0x2000, 0),
         (0xffff_fff8, 0x2000, 2047),
         (0x2000, 0x4000, 0),
-        // Missing BARs, and upper halves of BARs.
+        // These locations are in missing BARs, and in upper halves of BARs.
         (0x2001, 0x3000, 0),
         (0x2000, 0x3005, 0),
         (0x2007, 0x3000, 0),

@@ -1,5 +1,5 @@
-//! Lent PCIe devices with peers that violate the protocol, have other limits or another version.
-//! Other nodes must not be affected.
+//! Tests of device lending with peers that violate the protocol, have other limits or use another
+//! version. Other nodes must not be affected.
 
 mod pci_world;
 
@@ -66,7 +66,7 @@ fn an_access_that_waits_is_not_given_up_for_another_one() {
     write(&mut w, 3, ENABLE);
     w.all();
     assert_eq!(answer(&w, 3), Some(Status::Denied));
-    // With one access after the other, MSI is enabled.
+    // If the borrower waits for each access, MSI is enabled.
     write(&mut w, 4, HIGH);
     w.all();
     write(&mut w, 5, ENABLE);
@@ -109,7 +109,7 @@ fn the_pin_stays_disabled_when_one_byte_of_command_is_written() {
     assert_eq!(answer(&w, 1), Some(Status::Done));
 }
 
-/// The quarantine covers the longest lease of any node, not only of the own one.
+/// The quarantine covers the longest lease of any node, not only of this node.
 #[test]
 fn quarantine_covers_the_leases_of_others() {
     let own = Limits {
@@ -177,7 +177,7 @@ fn borrow_this(w: &mut World, i: usize, device: u32) -> Handle {
     handle.expect("room")
 }
 
-/// Executes up to `most` operations, one at a time as drivers do. Returns them.
+/// Executes up to `most` operations, one at a time as drivers do. Returns the operations.
 fn one_by_one(w: &mut World, most: usize) -> Vec<LenderWork> {
     let mut done = Vec::new();
     while done.len() < most {
@@ -240,7 +240,7 @@ fn resets_without_end_do_not_keep_others_from_their_devices() {
     let other = offer(&mut w);
     w.up(0);
     let id = lease(&w);
-    // The next reset is requested as soon as one is complete.
+    // The borrower requests the next reset as soon as a reset is complete.
     let (mut number, mut resets) = (0, Vec::new());
     let mut flood = |w: &mut World, resets: &mut Vec<u64>| {
         for _ in 0..4 {
@@ -262,8 +262,8 @@ fn resets_without_end_do_not_keep_others_from_their_devices() {
         flood(&mut w, &mut resets),
         Some(LenderWork::Reset(w.device))
     );
-    // At the same time, the lease requests the next reset: it must wait for other devices and for
-    // the reset pause.
+    // At the same time, the borrower requests the next reset. This reset must wait for other
+    // devices and for the reset pause.
     assert_eq!(flood(&mut w, &mut resets), None);
     let sender = w.borrowers[1].incarnation();
     let terms = Borrow {
@@ -286,7 +286,7 @@ fn resets_without_end_do_not_keep_others_from_their_devices() {
     // waits.
     number_of(&mut w, 9000, Body::Read(id, register(0, 4)));
     assert_eq!(answer(&w, 9000), Some(Status::Resetting));
-    // One reset per pause.
+    // The lender executes one reset per pause.
     for t in 1..=1000 {
         w.now = t;
         let now = w.time();
@@ -304,7 +304,7 @@ fn resets_without_end_do_not_keep_others_from_their_devices() {
 
 fn number_of(w: &mut World, number: u32, body: Body) {
     send(w, number, body);
-    // Send messages only; the test executes the work.
+    // Only send messages, because the test executes the work.
     while let Some(step) = w.lender.step(w.time()) {
         if let protocol::pci::lender::Step::Send(to, message) = step {
             w.sent.push((0, to.0, message));
@@ -335,7 +335,7 @@ fn devices_take_turns() {
             };
             w.send(from as u16, LENDER, message);
         }
-        // Two of three resets are executed, then the next ones are requested.
+        // Two of three resets are executed, then the next resets are requested.
         w.now += 300;
         let now = w.time();
         w.lender.time(now);
@@ -350,7 +350,7 @@ fn devices_take_turns() {
     assert_eq!(done[..3], [0, 1, 2], "{done:?}");
 }
 
-/// A lender that answers questions about the lease but no accesses loses the lease.
+/// A lender that answers questions about the lease, but does not answer accesses, loses the lease.
 #[test]
 fn a_lender_that_makes_no_accesses_loses_the_lease() {
     let mut w = World::new(1);
@@ -392,7 +392,7 @@ fn a_lender_that_is_out_of_reach_is_not_stuck() {
     for _ in 0..16 {
         let now = w.time();
         let (number, ..) = w.borrowers[0].access(now, handle, request).expect("up");
-        // Shorter than the time-out of the lease in total.
+        // In total, this is shorter than the time-out of the lease.
         w.now += 50;
         let now = w.time();
         w.borrowers[0].time(now);
@@ -439,10 +439,11 @@ fn of_version_2(message: &Message) -> ParseError {
     Message::parse(message.kind().tag(), words.bytes(), word).expect_err("another version")
 }
 
-/// Requests of another version are answered with that reason, and such answers are understood.
+/// Requests of another version are refused with the reason *version*, and a refusal of another
+/// version is understood.
 #[test]
 fn other_versions_are_told() {
-    // A lender of this version gets requests of another version.
+    // A lender of this version receives requests of another version.
     let mut w = World::new(1);
     for (kind, lease) in [
         (Kind::List, LeaseId::NONE),

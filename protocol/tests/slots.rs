@@ -1,4 +1,4 @@
-//! Table of fixed size.
+//! Test of the table of fixed size.
 
 mod heap;
 

@@ -1,4 +1,4 @@
-//! Rules of transfers, one by one.
+//! Tests of single rules of transfers.
 
 mod heap;
 mod rma;
@@ -97,7 +97,7 @@ fn tables_are_bounded_and_give_their_places_back() {
         (1, 1, 1)
     );
     t.close(Quiet::Closed, Time(0), usize::MAX);
-    // Transfers without posted commands have their outcome as only report.
+    // The outcome is the only report for transfers without posted commands.
     for _ in 0..16 {
         let e = event(&mut t).unwrap();
         assert_eq!(e.outcome, Some(Err(Failure::Down)));
@@ -122,10 +122,10 @@ fn peers_take_turns_and_their_windows_are_bounded() {
         })
         .collect();
     assert_eq!(order, [(1, 1), (2, 3), (1, 2), (2, 3), (1, 1), (1, 2)]);
-    // One answer makes room for one command.
+    // After one answer, one command can be posted.
     assert!(deliver(&mut t, &sent[0], 0));
     assert_eq!(post(&mut t, &mut nic, 0).len(), 1);
-    // If the port has no room, the same peer is next.
+    // If the port is full, the same peer continues later.
     nic.room = 0;
     for s in &sent[1..4] {
         deliver(&mut t, s, 0);

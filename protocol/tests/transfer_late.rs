@@ -1,4 +1,4 @@
-//! Transfers that end early: their late commands, and later transfers.
+//! Tests of transfers that end early, of their late commands, and of later transfers.
 
 mod heap;
 mod rma;
@@ -28,7 +28,7 @@ fn late_answers_are_absorbed_and_end_it() {
     let (mut t, mut nic) = (table(), nic());
     let (id, sent) = late(&mut t, &mut nic, 0x1000, 2048);
     assert_eq!(t.next_deadline(), Some(Time(1100)));
-    // An error is an answer, too.
+    // An error is an answer too.
     assert!(deliver(&mut t, &sent[0], 4));
     assert!(event(&mut t).is_none());
     assert!(deliver(&mut t, &sent[1], 0));
@@ -132,8 +132,8 @@ fn what_meets_in_local_memory_goes_one_after_the_other() {
         };
         submit(&mut t, &terms, PUT, &[(local, len)], &[(0, len)]).unwrap()
     };
-    // Same range, same last fragment, and same range in another class. The last transfer overlaps
-    // with no other one.
+    // The first transfers have the same range, the same last fragment, or the same range in another
+    // class. The last transfer does not overlap with another transfer.
     let ids = [
         put(0, 0x1000, 992),
         put(0, 0x1000, 992),
@@ -227,7 +227,7 @@ fn a_dead_port_ends_all_that_is_posted() {
     nic.dead = true;
     t.post(&mut nic, Time(0), 10);
     ends(&mut t, id, Err(Failure::Down));
-    // Closing drops late commands, too.
+    // Closing the port drops late commands too.
     let mut nic = rma::nic();
     late(&mut t, &mut nic, 0x9000, 64);
     get(&mut t, 1, 0x1000, 64);
@@ -246,7 +246,7 @@ fn a_dead_port_ends_all_that_is_posted() {
 fn a_silent_node_leaves_room_for_others_however_many_vpids_it_has() {
     let (mut t, mut nic) = (table(), nic());
     let mut refused = 0;
-    // The node uses all resources that it can get, and does not answer.
+    // The node uses all resources that its limits permit, and does not answer.
     for i in 0..64u64 {
         let terms = Terms {
             vpid: vpid(1 + i as u16),
@@ -304,7 +304,7 @@ fn silent_peers_keep_no_more_than_their_share() {
     };
     let mut t: Table = Transfers::new(&CAPACITY, &limits).unwrap();
     let mut nic = nic();
-    // The same peer never answers. Its late commands and its transfers are bounded.
+    // The same peer never answers. The numbers of its late commands and transfers are limited.
     for round in 0..50 {
         let now = round * 100;
         for i in 0..8 {

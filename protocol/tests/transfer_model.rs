@@ -1,5 +1,5 @@
 //! Random test of transfers. The network answers late, loses answers, drops commands and reports
-//! errors. A model records the effect of every command.
+//! errors. A model records the effect of each command.
 
 mod heap;
 mod rma;
@@ -23,7 +23,7 @@ const CAPACITY: Capacity = Capacity {
 };
 const PEERS: u64 = 3;
 
-/// Certain facts about a transfer.
+/// Facts about a transfer that the model knows.
 struct Account {
     ticket: Ticket,
     kind: Option<TransferKind>,
@@ -34,7 +34,7 @@ struct Account {
     /// Number of bytes of commands that were executed without error.
     done: u64,
     failed: bool,
-    /// A restart of its peer dropped its data.
+    /// True if a restart of the peer dropped data of the transfer.
     excused: bool,
     outcome: bool,
     quiet: bool,
@@ -62,7 +62,8 @@ fn place(list: &[Fragment], mut at: u64) -> Option<u64> {
     None
 }
 
-/// Returns the transfer that a command belongs to, by its remote address or compare operand.
+/// Returns the transfer to which a command belongs, according to the command's remote address or
+/// compare operand.
 fn owner(sent: &Sent) -> Option<usize> {
     match sent.descriptor.op {
         Operation::Get { remote, .. } | Operation::Put { remote, .. } => {
@@ -74,7 +75,7 @@ fn owner(sent: &Sent) -> Option<usize> {
     }
 }
 
-/// Returns whether a command must fail, because its local memory is unreadable.
+/// Returns true if a command must fail because its local memory is unreadable.
 fn is_bad(sent: &Sent) -> bool {
     match sent.descriptor.op {
         Operation::Put { local, .. } => local % 5 == 4,
@@ -289,7 +290,7 @@ impl World {
 
     fn advance(&mut self, by: u64) {
         self.now += by;
-        // A command is in flight for less than `absorb`.
+        // Every command is in flight for less than `absorb`.
         let (born, now) = (&self.born, self.now);
         let young = |s: &Sent| born[&s.number] + LIMITS.absorb > now;
         for path in self.paths.values_mut() {
@@ -366,8 +367,8 @@ impl World {
                     assert!(!a.failed);
                 }
                 Err(Failure::Fault(_)) => {
-                    // The error belongs to a data command, or to the lock operation behind the
-                    // data.
+                    // The error belongs to a data command, or to the lock operation that follows
+                    // the data.
                     let confirms = a.kind.is_some_and(|w| w.confirm);
                     assert!(a.failed || confirms, "wrong error");
                 }

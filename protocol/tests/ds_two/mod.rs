@@ -26,7 +26,7 @@ pub const LIMITS: Limits = Limits {
 };
 pub const FIRST: [Seq; 2] = [Seq(u32::MAX - 700), Seq(77)];
 
-/// Port of one end, and its receive ring.
+/// Port and receive ring of one end.
 #[derive(Default)]
 pub struct Out {
     pub messages: VecDeque<(Message, Vec<u8>)>,
@@ -161,7 +161,7 @@ impl Two {
         );
     }
 
-    /// Delivers the first message of a side to the other one, or drops it.
+    /// Delivers the first message of a side to the other side, or drops the message.
     pub fn carry(&mut self, from: usize, lost: bool) -> Option<Message> {
         let (message, data) = self.sides[from].out.messages.pop_front()?;
         if !lost {
@@ -189,7 +189,7 @@ impl Two {
         self.pump(to);
         let s = &self.sides[to];
         if let (true, Some(at)) = (idle, s.stream.deadline(&s.limits)) {
-            // The earlier deadline may not be later than the current one.
+            // The deadline that was known before must not be later than the current deadline.
             assert!(noted.is_some_and(|noted| noted <= at), "{:?}", s.stream);
         }
     }
@@ -246,7 +246,7 @@ impl Two {
         Some(id)
     }
 
-    /// Delivers everything until no message and no GET is left.
+    /// Delivers messages and finishes GETs until none are left.
     pub fn settle(&mut self) {
         loop {
             let mut moved = false;

@@ -1,6 +1,6 @@
 //! Port, buffers and common operations for tests of the rendezvous.
 
-// No test file uses all of it.
+// No test file uses all items of this module.
 #![allow(dead_code)]
 
 use crate::heap::Heap;
@@ -39,7 +39,7 @@ pub const LIMITS: Limits = Limits {
     slow_waiting: 4,
 };
 pub const LEN: u32 = 1000;
-/// Time before which the port has executed all commands: the port is never behind.
+/// Time before which the port has executed all commands. The value covers every command of a test.
 pub const NOW: Time = Time(u64::MAX);
 
 /// Port that records GETs and announcements.
@@ -171,7 +171,7 @@ pub fn pump(
     refused
 }
 
-/// Makes `node` a known source, which has answered a GET.
+/// Makes `node` a source that has answered a GET.
 pub fn acquaint(f: &Locked, node: u16) {
     let (mut w, mut port) = (Waiting::new(1).unwrap(), Port::default());
     let address = (1 << 40) | (u64::from(node) << 32);

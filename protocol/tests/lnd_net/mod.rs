@@ -1,4 +1,4 @@
-//! Ends of the LND protocol with queues between them, and a model of memory.
+//! Ends of the LND protocol, connected by queues, and a model of their memory.
 
 #![allow(dead_code)]
 
@@ -51,7 +51,7 @@ pub struct InFlight {
     pub to: u16,
     pub message: Message,
     pub data: Vec<u8>,
-    /// The message does not interrupt the receiver.
+    /// True if the message does not interrupt the receiver.
     pub quiet: bool,
 }
 
@@ -111,7 +111,7 @@ pub struct End {
     pub lnd: Lnd<Heap, u32>,
     /// Payload by token.
     pub payloads: HashMap<u32, Vec<u8>>,
-    /// Tokens by exposed address that the peer can read.
+    /// Token of each exposed address that the peer can read.
     pub exposed: HashMap<u64, u32>,
     /// Addresses by token, until their release.
     pub addresses: HashMap<u32, u64>,
@@ -154,7 +154,7 @@ impl End {
         }
     }
 
-    /// Submits a message whose header names its token.
+    /// Submits a message whose header contains its token.
     pub fn submit(
         &mut self,
         to: u16,
@@ -209,7 +209,7 @@ impl End {
         out.sent
     }
 
-    /// Sends about `most` messages. Returns whether there are more.
+    /// Sends about `most` messages. Returns true if more messages are pending.
     pub fn pump_some(&mut self, most: usize, now: u64) -> (bool, Vec<InFlight>) {
         let mut out = Out {
             from: self.node,

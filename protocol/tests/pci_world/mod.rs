@@ -29,7 +29,7 @@ pub const LIMITS: Limits = Limits {
     reset_pause: 300,
 };
 pub const LENDER: NodeId = NodeId(0);
-/// Interval numbers 1…8.
+/// Set of the interval numbers 1…8.
 pub const SOME: u64 = 0x1fe;
 
 pub fn lender(limits: &Limits, random: u64) -> Lender<Heap> {
@@ -54,7 +54,7 @@ pub fn device() -> Device {
     }
 }
 
-/// Registers of a function with MSI at 0x40: 64-bit addresses, mask bits.
+/// Returns registers of a function with MSI at 0x40, which has 64-bit addresses and mask bits.
 pub fn registers(at: u16) -> u32 {
     match at {
         0x00 => 0x0010_1b36,
@@ -143,7 +143,7 @@ impl World {
             (Role::Borrower, NodeId(n)) if n > 0 => {
                 self.borrowers[usize::from(n) - 1].receive(now, NodeId(from), &message);
             }
-            // The node does not have the role for this message.
+            // The node is no receiver for this kind of message.
             _ => {}
         }
     }

@@ -57,7 +57,7 @@ impl Port for Nic {
     }
 }
 
-/// Returns a port with unlimited room.
+/// Returns a port that accepts any number of commands.
 pub fn nic() -> Nic {
     Nic {
         room: usize::MAX,
@@ -87,7 +87,7 @@ pub fn answer(sent: &Sent, error: u8) -> Option<Notification> {
         word0: if error == 0 {
             last_fragment_start(start, len)
         } else {
-            // An error may name any fragment.
+            // An error may contain the address of any fragment.
             start + u64::from(len - 1) / 496 / 2 * 496
         },
         size_field: last_fragment_len(len) - 1,
