@@ -200,7 +200,7 @@ impl Client {
         }
     }
 
-    /// Processes an answer of the server. Returns whether the state changed.
+    /// Processes an answer of the server. Returns true if the state changed.
     pub fn receive(&mut self, said: &Answered, limits: &OpenLimits, now: Time) -> bool {
         if said.cookie != self.connect.cookie || said.to != self.connect.client.id {
             return false;

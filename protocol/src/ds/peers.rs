@@ -22,7 +22,7 @@ impl<M: Memory> SilentNodes<M> {
         })
     }
 
-    /// Returns whether the node did not answer within the last `silent` ticks.
+    /// Returns true if the node did not answer within the last `silent` ticks.
     pub fn is_silent(&mut self, node: NodeId, silent: u64, now: Time) -> bool {
         let key = u64::from(node.0);
         match self.nodes.get(key) {
@@ -135,7 +135,7 @@ impl<M: Memory, S: FailureKey> Failures<M, S> {
         found.filter(|failed| failed.what == *what)
     }
 
-    /// Returns whether the key must not be tried now.
+    /// Returns true if the key must not be tried now.
     pub fn is_avoided(&self, what: &S, now: Time) -> bool {
         self.get(what).is_some_and(|failed| now < failed.until)
     }

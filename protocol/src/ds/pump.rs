@@ -101,7 +101,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Returns whether the stream has no message to send, no GET to post and no timer to set. The
+    /// Returns true if the stream has no message to send, no GET to post and no timer to set. The
     /// driver may then skip [`Stream::pump`] after a message, and keep the current deadline. The
     /// function checks the conditions of all actions of `act_once`. The check is worthwhile because
     /// most messages only acknowledge data, so that `pump` has no work after them.
@@ -157,7 +157,7 @@ impl Stream {
         self.control(port, limits, now)
     }
 
-    /// Posts one GET. Returns whether an action was performed.
+    /// Posts one GET. Returns true if an action was performed.
     fn fetch(&mut self, port: &mut impl Port, limits: &Limits, now: Time) -> bool {
         if !self.receiving.wants_fetch(limits) {
             // The peer has withdrawn the ranges that waited for `retry`.

@@ -221,13 +221,13 @@ impl Receiving {
         all > 0 && (pushed || all >= self.quarter || self.hold.is_some())
     }
 
-    /// Returns whether the end of the stream was received, with all bytes before it.
+    /// Returns true if the end of the stream was received, with all bytes before it.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished && self.count == 0 && self.pending.is_none()
     }
 
-    /// Returns whether the peer announced the end of its stream.
+    /// Returns true if the peer announced the end of its stream.
     pub(super) fn knows_end(&self) -> bool {
         self.finished
     }
@@ -375,7 +375,7 @@ impl Receiving {
         self.sent_ack = ack;
     }
 
-    /// Returns whether `ack` has advanced so far that it must be sent at once.
+    /// Returns true if `ack` has advanced so far that it must be sent at once.
     pub(super) fn ack_is_due(&self) -> bool {
         let now = self.ack();
         if self.is_finished() {

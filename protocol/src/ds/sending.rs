@@ -218,14 +218,14 @@ impl Sending {
         self.una != self.high
     }
 
-    /// Returns whether all bytes of an ended direction are acknowledged. The end itself may be
+    /// Returns true if all bytes of an ended direction are acknowledged. The end itself may be
     /// unacknowledged.
     #[must_use]
     pub fn all_acknowledged(&self) -> bool {
         self.finished && !self.una.before(self.end)
     }
 
-    /// Returns whether the peer acknowledged all bytes and the end of this direction.
+    /// Returns true if the peer acknowledged all bytes and the end of this direction.
     #[must_use]
     pub fn end_acknowledged(&self) -> bool {
         self.finished && self.una == self.end.plus(1)

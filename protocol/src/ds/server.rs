@@ -283,7 +283,7 @@ impl Server {
         self.state
     }
 
-    /// Processes an answer of the client. Returns whether the state changed.
+    /// Processes an answer of the client. Returns true if the state changed.
     pub fn receive(&mut self, said: &Answered) -> bool {
         let mine = said.cookie == self.said.cookie
             && said.to == self.said.from
@@ -299,7 +299,7 @@ impl Server {
         true
     }
 
-    /// Records a message of the stream, which implies the confirmation. Returns whether the state
+    /// Records a message of the stream, which implies the confirmation. Returns true if the state
     /// changed.
     pub fn stream_received(&mut self) -> bool {
         let news = self.state == Accepted::Waiting;
@@ -309,7 +309,7 @@ impl Server {
         news
     }
 
-    /// Records data on the TCP connection, which imply that the client uses TCP. Returns whether
+    /// Records data on the TCP connection, which imply that the client uses TCP. Returns true if
     /// the state changed. A closed or reset TCP connection counts as data. TCP's FIN alone does
     /// not, because it may have overtaken the client's answer.
     pub fn tcp_received(&mut self) -> bool {

@@ -118,7 +118,7 @@ impl Sources {
         self.list.iter().all(Option::is_some)
     }
 
-    /// Returns whether all slots are free.
+    /// Returns true if all slots are free.
     pub(super) fn is_empty(&self) -> bool {
         self.list.iter().all(Option::is_none)
     }

@@ -155,12 +155,12 @@ impl Timing {
         self.peer_timeout(limits).max(limits.give_up)
     }
 
-    /// Returns whether the timer runs or a question is unanswered.
+    /// Returns true if the timer runs or a question is unanswered.
     pub(super) fn is_waiting(&self) -> bool {
         self.asked.is_some() || self.next.is_some()
     }
 
-    /// Returns whether a question must be sent now.
+    /// Returns true if a question must be sent now.
     pub(super) fn is_due(&self, now: Time) -> bool {
         self.urgent || self.next_question().is_some_and(|at| at <= now)
     }
@@ -175,7 +175,7 @@ impl Timing {
         self.next = Some(now.after(self.pause(limits)));
     }
 
-    /// Returns whether the peer is dead. More than one question is required, because the driver may
+    /// Returns true if the peer is dead. More than one question is required, because the driver may
     /// have had no CPU time to read the first answer.
     pub(super) fn is_dead(&self, now: Time, limits: &Limits) -> bool {
         let Some(asked) = self.asked else {

@@ -39,7 +39,7 @@ impl<M: Memory> WaitQueue<M> {
         self.len
     }
 
-    /// Returns whether the queue is empty.
+    /// Returns true if the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -141,7 +141,7 @@ impl Round {
         self.at += 1;
     }
 
-    /// Returns whether the node has no free resource.
+    /// Returns true if the node has no free resource.
     #[must_use]
     pub fn is_full(&self, node: NodeId) -> bool {
         self.full.iter().flatten().any(|other| *other == node)

@@ -44,7 +44,7 @@ impl<M: Memory, T> EagerCopies<M, T> {
         self.copies.len()
     }
 
-    /// Returns whether the table is empty.
+    /// Returns true if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.copies.is_empty()
     }

@@ -11,7 +11,7 @@ fn bit(part: u8) -> u64 {
 }
 
 impl ReceiveState {
-    /// Returns whether a destination of GETs may be registered in this state.
+    /// Returns true if a destination of GETs may be registered in this state.
     pub(super) const fn is_fetching(self) -> bool {
         matches!(self, Self::Due | Self::Fetching | Self::Closing)
     }

@@ -44,7 +44,7 @@ impl Receiving {
         true
     }
 
-    /// Returns whether a GET can be posted.
+    /// Returns true if a GET can be posted.
     pub(in crate::ds) fn wants_fetch(&self, limits: &Limits) -> bool {
         self.due(limits).is_some()
     }

@@ -6,7 +6,7 @@ use crate::ds::Violation;
 use wire::{ds::Seq, ids::Nla};
 
 impl Receiving {
-    /// Returns whether sources are accepted.
+    /// Returns true if sources are accepted.
     pub(in crate::ds) fn accepts_sources(&self) -> bool {
         self.accepts_sources
     }
@@ -114,7 +114,7 @@ impl Receiving {
         Some((done.since(from), done == end))
     }
 
-    /// Returns whether a GET to a reader's memory is due or in flight, including memory that was
+    /// Returns true if a GET to a reader's memory is due or in flight, including memory that was
     /// withdrawn.
     pub(in crate::ds) fn is_sinking(&self) -> bool {
         // A destination that is filled does not count, even if its owner has not withdrawn it yet.

@@ -116,7 +116,7 @@ impl EventMask {
         begins
     }
 
-    /// Returns whether a drain is in progress.
+    /// Returns true if a drain is in progress.
     pub const fn is_draining(&self) -> bool {
         self.drain.is_some()
     }
@@ -195,7 +195,7 @@ impl MessageLimit {
         LimitResult::Exceeded
     }
 
-    /// Returns whether a notification is pending.
+    /// Returns true if a notification is pending.
     pub const fn is_pending(&self) -> bool {
         self.pending
     }
