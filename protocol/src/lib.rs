@@ -7,7 +7,7 @@
 //! * memory for tables by a [`Memory`]; all of it is allocated when a state machine is created,
 //! * the time by a [`Clock`],
 //! * transmission by a transport trait of the state machine,
-//! * buffers of its own type, of which the state machine knows only what it needs
+//! * buffers of a type of the driver, for which it implements a trait
 //!   ([`eth::rendezvous::Buffer`]).
 //!
 //! Each object has a table of states and events ([`mod@base::flow`]), whose transitions are

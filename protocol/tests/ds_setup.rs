@@ -393,7 +393,7 @@ fn those_that_wait_are_bounded_and_forgotten() {
     }
     let busy = Err(Decline::Busy);
     assert_eq!(waiting.ask(NODE, &connect(1, 9), &LIMITS, Time(0)), busy);
-    // A repeated request needs no new entry, and refreshes the existing one.
+    // A repeated request needs no new entry, and refreshes the existing entry.
     waiting
         .ask(NODE, &connect(1, 0), &LIMITS, Time(30))
         .unwrap();

@@ -273,8 +273,8 @@ fn a_source_that_answers_again_gets_more_than_one() {
     assert_eq!((port.sent.as_slice(), w.len()), (&[3, 4, 5][..], 1));
 }
 
-/// Returns a receiver after two short link failures, at 0 and 40. Source 1 has not answered the
-/// GETs of these times, and one earlier GET.
+/// Returns a receiver after two short link failures, at 0 and 40. Source 1 has answered neither the
+/// GETs of these times nor one earlier GET.
 fn after_two_losses() -> (Waiting<Heap>, Locked, Port) {
     let (mut w, f) = receiver();
     let mut port = plenty();

@@ -389,8 +389,8 @@ fn what_waits_for_a_busy_peer_ends_with_it() {
     let ticket = offer(&settle(&mut ends, 0));
     ends[1].accept(ticket, 0);
     settle(&mut ends, 0);
-    // The peer does not answer one message, and answers `BUSY` to another one. The second message
-    // then waits longer than the time after which a silent peer is down.
+    // The peer does not answer one message, and answers `BUSY` to another message. The second
+    // message then waits longer than the time after which a silent peer is down.
     assert!(ends[0].submit(2, 4, 10, false, 10_000, 0));
     ends[0].pump(100, 0);
     assert!(ends[0].submit(2, 6, 10, false, 10_000, 0));

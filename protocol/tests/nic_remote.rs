@@ -83,7 +83,7 @@ fn writes_are_answered_in_order() {
     let mut writes = Writes::default();
     let [a, b, c] = [(A, 5), (B, 5), (A, 5)].map(|(n, v)| writes.push(n, v, 0).unwrap());
     assert_eq!(writes.complete(A, 6, 0), Answer::Unknown);
-    // A notification that matches two writes is assigned to the older one.
+    // A notification that matches two writes is assigned to the older write.
     assert_eq!(writes.complete(A, 5, 1), Answer::Awaited);
     assert_eq!(
         (writes.take_result(c), writes.take_result(a)),

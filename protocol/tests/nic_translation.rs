@@ -455,7 +455,7 @@ fn lives_are_told_apart() {
     assert_eq!(life.next(second), Next::CheckTicket(Some(ticket)));
 }
 
-/// A work item ends the generation that was left to it, and no later one.
+/// A work item ends the generation that was left to it, and no later generation.
 #[test]
 fn a_worker_ends_only_what_was_left_to_it() {
     let mut life = Lifecycle::new();
@@ -501,7 +501,7 @@ fn suspects_are_gathered_while_it_lives() {
     assert!(!life.suspect(pages(1, 2)));
 }
 
-/// Table of all transitions.
+/// Compares the transitions with the table of all permitted transitions.
 #[test]
 fn phases_have_these_successors_and_no_others() {
     let all: Vec<String> = Phase::STATES

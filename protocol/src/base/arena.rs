@@ -27,7 +27,7 @@ impl Index {
     }
 }
 
-/// Unique name of an object. A later object at the same index has another name.
+/// Unique name of an object. A later object at the same index has a different name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Name {
     at: u32,

@@ -92,7 +92,7 @@ impl<M: Memory> Deadlines<M> {
         self.put(position, entry);
     }
 
-    /// Sets the deadline of an item. Replaces its previous one.
+    /// Sets the deadline of an item, and replaces its previous deadline.
     pub fn set(&mut self, item: u32, at: Time) {
         if item as usize >= self.positions.len() {
             return;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Negotiation of a connection at the client.
 //!
-//! The client sends [`Connect`] before TCP's SYN, so that the server knows of the request when the
-//! TCP connection arrives. TCP's handshake starts after the server's answer, or after the last
+//! The client sends [`Connect`] before TCP's SYN, so that the server has the request when the TCP
+//! connection arrives. TCP's handshake starts after the server's answer, or after the last
 //! unanswered question. The client then waits a short time until the server's program accepts the
 //! connection. Until it sends [`Answer::Confirm`], the client may change to TCP. Both ends send
 //! data only after this decision. The driver blocks programs that write, or stores their data.

@@ -39,7 +39,7 @@ impl Stream {
 
     /// Withdraws a source. Bytes that the peer has not begun to fetch are removed from the stream.
     /// Returns false if the caller must retry after an earlier withdrawal has finished. `alone` is
-    /// true if no other thread copies data behind the source to the send ring. Otherwise the
+    /// true if no other thread copies data after the source to the send ring. Otherwise the
     /// sequence numbers of removed bytes are not used again.
     pub fn withdraw_source(&mut self, id: SourceId, alone: bool) -> bool {
         self.end.is_some() || self.sending.withdraw(id, alone)

@@ -95,10 +95,10 @@ pub struct Limits {
     /// failure. The connection is aborted if no GET succeeds for `give_up`.
     pub get: u64,
     /// Maximum age of the peer's last sign of life when the stream decides to post a GET. The GET
-    /// is posted at most twice this time after the sign of life.
+    /// must be posted before twice this time has passed since the sign of life.
     pub fresh: u64,
-    /// Maximum time that a message or a GET is in flight. A node must take longer than 2 × (`fresh`
-    /// + `hold`) to restart.
+    /// Maximum time for which a message or a GET is in flight. A node must take longer than 2 ×
+    /// (`fresh` + `hold`) to restart.
     pub hold: u64,
     /// Time without an acknowledgement after which the peer is asked. The time is doubled with each
     /// question, up to `ask_most`.
@@ -167,7 +167,7 @@ pub enum Violation {
     Edge,
     /// The peer sends more data than the receive ring has free bytes.
     Room,
-    /// The peer sends data behind the end of its stream.
+    /// The peer sends data after the end of its stream.
     BehindEnd,
     /// The peer announces more bytes than its send ring holds.
     Ring,
@@ -179,11 +179,11 @@ pub enum Violation {
 /// Statistics of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// Bytes sent in messages, including repeated ones.
+    /// Bytes sent in messages, including repeated bytes.
     pub velo_bytes: u64,
     /// Messages with data sent.
     pub velo_messages: u64,
-    /// Bytes announced, including repeated ones.
+    /// Bytes announced, including repeated bytes.
     pub announced_bytes: u64,
     /// Announcements sent.
     pub announcements: u64,
@@ -208,7 +208,7 @@ pub struct Counters {
     pub foreign: u64,
     /// Messages without data sent.
     pub control: u64,
-    /// Bytes of sources announced, including repeated ones.
+    /// Bytes of sources announced, including repeated bytes.
     pub source_bytes: u64,
     /// Bytes of the peer's sources for which a first GET was posted, to the ring or to a reader's
     /// memory.

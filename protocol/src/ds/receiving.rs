@@ -117,7 +117,8 @@ pub struct Receiving {
     /// ranges that are due or in flight, and arrived ranges between them.
     fetches: [Fetch; MAX_RANGES],
     count: usize,
-    /// ID of the next range. IDs are unique, because a ring has fewer ranges than there are IDs.
+    /// ID of the next range. IDs of existing ranges are unique, because a ring has fewer ranges
+    /// than IDs exist.
     ids: u16,
     /// End of the last source. The end is acknowledged as soon as all earlier bytes have arrived.
     source_end: Seq,
@@ -188,14 +189,13 @@ impl Receiving {
         self.pending.is_some() || self.voids.bytes(self.read, self.data_end()) > 0
     }
 
-    /// Returns consecutive unread bytes of the ring. More bytes may follow behind a withdrawn
-    /// range.
+    /// Returns consecutive unread bytes of the ring. More bytes may follow after a withdrawn range.
     #[must_use]
     pub fn readable(&self) -> Span {
         self.readable_behind(0)
     }
 
-    /// Returns consecutive unread bytes of the ring behind the first `skip` unread bytes.
+    /// Returns consecutive unread bytes of the ring after the first `skip` unread bytes.
     #[must_use]
     pub fn readable_behind(&self, skip: u32) -> Span {
         let (at, len) = self.voids.behind(self.read, self.present(), skip);
@@ -246,7 +246,7 @@ impl Receiving {
     pub(super) fn is_near(&self, seq: Seq) -> bool {
         let next = self.next();
         let far = if seq.before(next) {
-            // The peer may repeat all bytes behind the last acknowledgement that it was sent.
+            // The peer may repeat all bytes after the last acknowledgement that it was sent.
             next.since(self.sent_ack.ack.min(next))
         } else if self.accepts_sources {
             // An announcement of a source may be lost, so that the sequence number skips a whole
@@ -270,7 +270,7 @@ impl Receiving {
         let skip = ahead.unsigned_abs();
         match len.checked_sub(skip) {
             None | Some(0) => Fit::Old,
-            // Bytes behind a pending source are treated as a gap. The peer repeats them when the
+            // Bytes after a pending source are treated as a gap. The peer repeats them when the
             // remainder of the source has been accepted.
             Some(_) if self.pending.is_some() => Fit::Gap,
             Some(len) => Fit::Next { skip, len },
@@ -287,7 +287,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// Returns the number of free bytes of the ring behind `known`.
+    /// Returns the number of free bytes of the ring after `known`.
     fn room(&self) -> u32 {
         self.ring.saturating_sub(self.known.since(self.read))
     }

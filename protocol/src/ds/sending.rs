@@ -203,7 +203,7 @@ impl Sending {
         }
     }
 
-    /// Ends this direction behind the bytes in the send ring.
+    /// Ends this direction after the bytes in the send ring.
     pub(super) fn finish(&mut self) {
         self.finished = true;
     }

@@ -153,7 +153,7 @@ impl Sources {
             .find(|s| !seq.before(s.from) && seq.before(s.end))
     }
 
-    /// Returns the start of the first source at or behind `seq`, or `end` if there is no such
+    /// Returns the start of the first source at or after `seq`, or `end` if there is no such
     /// source.
     pub(super) fn next_from(&self, seq: Seq, end: Seq) -> Seq {
         let later = self.all().filter(|s| !s.from.before(seq)).map(|s| s.from);
@@ -295,7 +295,7 @@ impl Voids {
         self.count == VOIDS
     }
 
-    /// Adds a range behind the existing ranges. The caller checked [`Voids::is_full`].
+    /// Adds a range after the existing ranges. The caller has checked [`Voids::is_full`].
     pub(super) fn add(&mut self, from: Seq, end: Seq) {
         if let Some(slot) = self.list.get_mut(self.count) {
             *slot = (from, end);
@@ -303,7 +303,8 @@ impl Voids {
         }
     }
 
-    /// Returns the read position behind withdrawn ranges at `read`, and removes these ranges.
+    /// Returns the read position after withdrawn ranges that begin at `read`, and removes these
+    /// ranges.
     pub(super) fn pass(&mut self, mut read: Seq) -> Seq {
         while let Some((from, end)) = self.all().first().copied() {
             if read != from {
@@ -316,8 +317,8 @@ impl Voids {
         read
     }
 
-    /// Returns the start and length of consecutive bytes in `read`…`end`, behind the first `skip`
-    /// bytes.
+    /// Returns the start and the length of consecutive bytes in `read`…`end`, after the first
+    /// `skip` bytes.
     pub(super) fn behind(&self, read: Seq, end: Seq, mut skip: u32) -> (Seq, u32) {
         let mut at = read;
         for (from, to) in self.all() {

@@ -400,7 +400,7 @@ impl Stream {
         receiving.ack_is_due() || receiving.wants_fetch(limits) || sinks
     }
 
-    /// Ends this direction behind the bytes in the send ring.
+    /// Ends this direction after the bytes in the send ring.
     pub fn shut(&mut self) {
         if self.can_send() {
             self.sending.finish();
@@ -512,7 +512,7 @@ impl Stream {
         }
         if self.end.is_some() {
             // Answer a peer that did not receive the last message of this end. Do not answer a peer
-            // that knows of the end, because both ends would answer each other forever.
+            // whose connection has ended too, because both ends would answer each other forever.
             let knows = match message {
                 Message::RmaAvail { ask, .. } => !ask && self.end == Some(End::Finished),
                 Message::Shutdown { how, .. } => *how != Ended::Finished,

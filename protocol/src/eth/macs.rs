@@ -28,7 +28,7 @@ pub struct Bounds {
 /// Effect of a received source address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Learned {
-    /// The address was known on this node.
+    /// The table already contains the address for this node.
     Known,
     /// The address is new, or was on another node.
     New,
@@ -65,7 +65,7 @@ impl<M: Memory> Macs<M> {
         })
     }
 
-    /// Returns the number of addresses, including expired ones that were not removed yet.
+    /// Returns the number of addresses, including expired addresses that were not removed yet.
     pub fn len(&self) -> usize {
         self.locations.len()
     }

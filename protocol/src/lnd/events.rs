@@ -31,8 +31,8 @@ pub enum Event<T> {
         /// Time at which unfinished GETs count as failed.
         until: Time,
     },
-    /// The destination of a message's GETs must be revoked, so that no GET can write to it. The
-    /// driver then calls [`Lnd::get_target_revoked`].
+    /// The destination of a message's GETs must be revoked, so that no GET can write to this
+    /// memory. The driver then calls [`Lnd::get_target_revoked`].
     RevokeTarget(Ticket),
     /// A message whose payload had to be fetched is finished. The value is true if the payload is
     /// complete. The message keeps its entry until the driver calls [`Lnd::finished`], so that the

@@ -272,8 +272,9 @@ pub struct Limits {
     /// Time after which a request is sent again to a busy peer. The time is doubled with each
     /// `BUSY`, up to 16-fold.
     pub busy: u64,
-    /// Maximum age of the peer's last sign of life when a GET is requested. The GET is posted at
-    /// most twice this time after the sign of life. The value must be equal on all nodes.
+    /// Maximum age of the peer's last sign of life when a GET is requested. The GET must be posted
+    /// before twice this time has passed since the sign of life. The value must be equal on all
+    /// nodes.
     pub fresh: u64,
     /// Maximum time for which a packet is in flight. The value must be equal on all nodes.
     pub hold: u64,
@@ -284,7 +285,8 @@ pub struct Limits {
     pub get: u64,
     /// Number of failed GETs after which the message fails.
     pub tries: u8,
-    /// Maximum duration of receiving the parts of a request, and of fetching its payload.
+    /// Maximum time for the reception of all parts of a request, and maximum time for fetching its
+    /// payload.
     pub receive: u64,
 }
 

@@ -150,7 +150,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         };
         let mine = (welcome.key, welcome.incarnation) == (peer.own, self.incarnation);
         if !mine || peer.state != PeerState::Greeting {
-            // The peer may not know that this end uses the session.
+            // Confirm the session, because the peer may not know that this end uses it.
             if mine && peer.state == PeerState::Up {
                 peer.pending_control.confirm = true;
                 self.queue_peer(at);

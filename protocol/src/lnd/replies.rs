@@ -57,8 +57,8 @@ impl Replies {
 }
 
 impl<M: Memory, T: Clone> Lnd<M, T> {
-    /// Queues a message to a node without a peer entry. The message replaces an earlier one to the
-    /// same node, and is dropped if the table is full.
+    /// Queues a message to a node without a peer entry. The message replaces an earlier message to
+    /// the same node. It is dropped if the table is full.
     pub(super) fn queue_reply(&mut self, node: NodeId, reply: Reply) {
         let slots = &mut self.replies.slots;
         let own = slots.iter().position(|s| s.is_some_and(|s| s.0 == node));

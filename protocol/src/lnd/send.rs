@@ -151,7 +151,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         self.peers.get(peer).is_some_and(|p| p.resting >= most)
     }
 
-    /// Assigns the next free slot behind the last assigned one.
+    /// Assigns the next free slot after the slot that was assigned last.
     fn assign_slot(&mut self, peer: Index, at: Index) -> Option<u8> {
         let (slots, last) = self.peers.get(peer).map(|p| (p.slots, p.last_slot))?;
         for i in 1..=slots {
@@ -408,7 +408,7 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
         }
     }
 
-    /// Releases a message whose address the peer can no longer use.
+    /// Releases a message whose address the peer cannot use any more.
     pub(super) fn release_send(&mut self, at: Index) {
         if !self.step_send(at, SendEvent::Release) {
             return;

@@ -5,8 +5,8 @@
 //! Registration (pinning, translation entries) costs far more than the use of registered memory,
 //! and programs use the same buffers again and again. A registration therefore remains after its
 //! use, until it is invalidated because the process has unmapped the memory, or evicted to register
-//! other memory. The cache stores ranges, users and limits. Registrations are values of the caller,
-//! which revokes the ones that the cache returns:
+//! other memory. The cache stores ranges, users and limits. Registrations are values of the caller.
+//! The caller revokes the registrations that the cache returns:
 //!
 //! 1. [`Cache::find`] begins the use of a registration that covers the range with the required
 //!    access.
@@ -28,9 +28,9 @@
 //! so registrations within it become idle and are evicted first. Limits apply to entries and bytes
 //! of all spaces, and of each space (a process). A space at its limit evicts its own registrations.
 //! An entry counts in these limits until its registration was returned to the caller. Each
-//! registration is returned to one caller only, which revokes it.
+//! registration is returned to only one caller, which revokes it.
 //!
-//! No call allocates, sleeps, or takes longer than logarithmic time. All of them may be made with a
+//! No call allocates, sleeps, or takes longer than logarithmic time. All calls may be made with a
 //! spinlock held, for example in an MMU notifier.
 //!
 //! ```
@@ -144,7 +144,7 @@ impl<M: Memory, V> Cache<M, V> {
         })
     }
 
-    /// Returns the number of entries, pending ones included.
+    /// Returns the number of entries, including pending entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tally.entries

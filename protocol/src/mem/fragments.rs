@@ -163,8 +163,8 @@ impl Layout {
     }
 }
 
-/// Returns the parts of `fragments` that hold `len` bytes after the first `skip` bytes, or fewer if
-/// the list ends.
+/// Returns the fragments, or parts of them, that contain `len` bytes after the first `skip` bytes.
+/// They contain fewer bytes if the list ends.
 pub fn slice(
     fragments: &[Fragment],
     skip: usize,
@@ -196,7 +196,8 @@ mod tests {
         Fragment { page, offset, len }
     }
 
-    /// Adds chunks, each given as offset, length, and whether it shares the previous page.
+    /// Adds chunks. Each chunk is given by its offset, its length, and true if it shares the
+    /// previous page.
     fn lay(chunks: &[(usize, usize, bool)]) -> (Layout, Vec<Fragment>) {
         let (mut layout, mut all) = (Layout::new(), Vec::new());
         for (offset, len, same) in chunks {

@@ -2,7 +2,7 @@
 //! Index of intervals: finds an interval that covers a range, and intervals that overlap a range.
 //!
 //! The caller gives each interval a number and a space. They may overlap in any way, and several
-//! may be equal. Each interval has a class; a search names the permitted classes. All memory is
+//! may be equal. Each interval has a class. A search is limited to a set of classes. All memory is
 //! allocated when the index is created. Every search takes logarithmic time for any set of
 //! intervals, because the tree (AVL) is balanced. The bound is necessary because malicious
 //! processes choose the addresses.
@@ -166,7 +166,7 @@ impl<M: Memory> Intervals<M> {
     }
 
     /// Computes the height and the reach of a node from its children. Returns the height of the
-    /// left child minus the height of the right one.
+    /// left child minus the height of the right child.
     fn update(&mut self, at: u16) -> i32 {
         let (left, right) = self.children(at);
         let (l, r) = (self.height(left), self.height(right));
@@ -289,7 +289,7 @@ impl<M: Memory> Intervals<M> {
             self.replace(number, if left == NONE { right } else { left });
             parent
         } else {
-            // The next node in order replaces the removed one.
+            // The next node in order replaces the removed node.
             let mut next = right;
             while self.children(next).0 != NONE {
                 next = self.children(next).0;

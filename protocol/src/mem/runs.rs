@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Allocator of runs of consecutive slots of equal size; each run carries a note of its owner.
+//! Allocator of runs of consecutive slots of equal size; each run has a value that its owner has
+//! chosen.
 //!
 //! A run is *closed* before it is freed. A closed run is not found any more, but its slots are not
 //! reused yet, so its owner can clear them without a lock. A run is allocated at the lowest free
@@ -20,9 +21,9 @@ const BITS: usize = 64;
 pub struct Slot<T> {
     /// Index of the first slot of its run.
     first: u32,
-    /// In a first slot: number of slots of the run.
+    /// In a first slot: the number of slots of the run.
     slots: u32,
-    /// In a first slot: the owner's note, until the run is closed.
+    /// In a first slot: the owner's value, until the run is closed.
     owner: Option<T>,
 }
 
@@ -42,7 +43,7 @@ pub struct Run<T> {
     pub first: usize,
     /// Number of slots, at least 1.
     pub slots: usize,
-    /// Note of the owner.
+    /// Value that the owner has chosen.
     pub owner: T,
 }
 
@@ -133,7 +134,7 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Slot
         self.max_used
     }
 
-    /// Returns the number of runs, including closed ones.
+    /// Returns the number of runs, including closed runs.
     pub fn runs(&self) -> usize {
         self.runs
     }
@@ -226,8 +227,8 @@ impl<T: Copy, S: DerefMut<Target = [Slot<T>]>, W: DerefMut<Target = [u64]>> Slot
         Some(run)
     }
 
-    /// Frees the slots of a closed run, named by its first slot. Returns false if there is no such
-    /// run.
+    /// Frees the slots of a closed run that begins at slot `first`. Returns false if there is no
+    /// such run.
     pub fn free(&mut self, first: usize) -> bool {
         let count = match self.slots.get(first) {
             Some(head) if head.first as usize == first && head.owner.is_none() => {

@@ -30,7 +30,7 @@ pub struct NlaRange {
 }
 
 impl NlaRange {
-    /// Returns the number of the page after the last one.
+    /// Returns the number of the page after the last page of the range.
     pub const fn end(&self) -> u64 {
         self.first + self.pages
     }

@@ -6,13 +6,13 @@
 //!
 //! | Gap | Where | When a board has answered |
 //! |---|---|---|
-//! | G8 | `reclaim.rs` `stores` | closing a VPID empties its pages: remove |
+//! | G8 | `reclaim.rs` `stores` | closing a VPID empties its pages: remove the function |
 //! | G10 | `ring_consumer.rs` `initial`, `free`, `arm` | equal pointers mean empty: use all slots |
 //! | G10 | `ring_consumer.rs` `may_store_again` | "full" is a comparison: always store |
 //! | G17 | `nla.rs` `size_code`, `cut` | large pages do not work: 4 KiB only |
-//! | G17 | `tickets.rs`, `translation.rs` | commands are executed at once: do not wait |
-//! | G18 | `smfu.rs` `Targets::base` | meaning of base 0 known: use 0 for "nothing" |
-//! | G26 | `../pci/reach.rs` `Reach::message` | address or data reported: one per vector |
+//! | G17 | `tickets.rs`, `translation.rs` | commands are executed at once: do not wait for answers |
+//! | G18 | `smfu.rs` `Targets::base` | the meaning of base 0 is known: use 0 for "no target" |
+//! | G26 | `../pci/reach.rs` `Reach::message` | address or data are reported: use a separate value per vector |
 
 /// G7: does the NIC lose an interrupt that becomes due while the arming store is in flight? Number
 /// of armings that a register read confirms after the first lost interrupt was found. Remove the

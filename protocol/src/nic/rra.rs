@@ -5,7 +5,7 @@
 //! notification contains the address of the local quadword to which the value was written. Each
 //! read therefore uses a separate quadword. If an answer is overdue, its quadword is not reused
 //! before the answer arrives or [`EXPIRY_S`] seconds have passed. A late answer is therefore never
-//! taken for the answer to a later request, and never overwrites a later value.
+//! mistaken for the answer to a later request, and never overwrites a later value.
 //!
 //! The answer to a write is a requester notification, which contains only the node and the value.
 //! These notifications arrive in order (HW §10.8), but a notification may be lost. Among equal
@@ -172,7 +172,7 @@ impl Default for Writes {
 }
 
 impl Writes {
-    /// Maximum number of outstanding writes, including overdue ones.
+    /// Maximum number of outstanding writes, including overdue writes.
     pub const MAX: usize = 64;
 
     /// Adds a write. Returns the ID of the write, or `None` if [`Writes::MAX`] writes are

@@ -26,7 +26,7 @@ pub struct WindowAllocator {
     spans: [Option<Span>; USABLE as usize],
 }
 
-/// Reason why a target cannot be opened.
+/// Reason for which a target cannot be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TargetError {
     /// The interval number is not in 1…62, or the range is empty or not page aligned.

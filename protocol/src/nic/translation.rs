@@ -152,7 +152,7 @@ pub enum Effect {
 pub struct Pages {
     /// Number of the first page.
     pub first: usize,
-    /// Number of the page after the last one.
+    /// Number of the page after the last page of the range.
     pub end: usize,
 }
 
@@ -246,8 +246,8 @@ impl Lifecycle {
         (self.deferred && next != Next::Done).then_some((generation, next))
     }
 
-    /// Begins the end. Returns true to one caller only, which clears the entries, commands the
-    /// flush, and calls [`Lifecycle::zeroed`].
+    /// Begins the end of this generation. Returns true to only one caller, which clears the
+    /// entries, commands the flush, and calls [`Lifecycle::zeroed`].
     #[must_use]
     pub fn revoke(&mut self, generation: Generation) -> bool {
         let first = self.step(generation, Event::Revoke);
@@ -299,7 +299,7 @@ impl Lifecycle {
         }
     }
 
-    /// Begins the release. Returns true to one caller only, which frees memory and NLAs, and calls
+    /// Begins the release. Returns true to only one caller, which frees memory and NLAs, and calls
     /// [`Lifecycle::released`].
     #[must_use]
     pub fn release(&mut self, generation: Generation) -> bool {

@@ -29,7 +29,7 @@ struct Fence {
     next: Time,
     /// Time between the next question and the question after it, in ticks.
     interval: u64,
-    /// Time of the last question; `None` before the first one.
+    /// Time of the last question; `None` before the first question.
     asked: Option<Time>,
     /// Time at which the lease was closed at this end.
     since: Time,

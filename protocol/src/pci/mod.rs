@@ -42,7 +42,8 @@ pub use fences::Fences;
 pub use lender::{Config, DeviceEvent, Lender, OfferState, OpenError, Opened, Write};
 pub use reach::{Reach, VECTORS};
 
-/// Times and maxima of a lender or borrower. Times are in ticks unless the name ends in `_ms`.
+/// Time limits and maximum numbers of a lender or borrower. Times are in ticks unless the name ends
+/// in `_ms`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Ticks per millisecond.

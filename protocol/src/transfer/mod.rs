@@ -16,7 +16,7 @@
 //!
 //! The owner of a transfer receives two facts, each once: the outcome of the transfer, and, at the
 //! same time or later, that the transfer is quiet ([`Quiet`]). No command of a quiet transfer can
-//! touch memory.
+//! access memory.
 //!
 //! # Driver
 //!
@@ -327,8 +327,8 @@ pub enum Failure {
 /// Reason why a transfer is quiet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Quiet {
-    /// All posted commands, or fences behind them, were answered, or the NIC can no longer touch
-    /// memory. The memory may be used again at once.
+    /// All posted commands, or fences behind them, were answered, or the NIC cannot access memory
+    /// any more. The memory may be used again at once.
     Settled,
     /// No answer arrived for [`Limits::absorb`]. It is assumed that none will arrive. Memory that a
     /// late answer would damage must be protected in another way.

@@ -116,7 +116,7 @@ pub(super) struct Peer {
     pub(super) vpid: Vpid,
     /// Transfers that are not quiet, by [`PeerList`].
     pub(super) lists: [List; 4],
-    /// Number of transfers, including quiet ones with a pending report.
+    /// Number of transfers, including quiet transfers with a pending report.
     pub(super) jobs: usize,
     /// Commands in flight.
     pub(super) flights: List,
@@ -135,7 +135,7 @@ pub(super) struct Peer {
 /// Resources in use by transfers with all VPIDs of a node.
 #[derive(Default)]
 pub(super) struct Share {
-    /// Number of transfers, including quiet ones with a pending report.
+    /// Number of transfers, including quiet transfers with a pending report.
     pub(super) jobs: usize,
     /// Number of fragments in the pool.
     pub(super) fragments: usize,
@@ -457,7 +457,7 @@ impl<M: Memory, T> Transfers<M, T> {
         }
     }
 
-    /// Removes a command that was answered or is no longer awaited.
+    /// Removes a command that was answered, or whose answer is not awaited any more.
     pub(super) fn remove_flight(&mut self, at: Index) -> Option<CommandInFlight> {
         let flight = *self.flights.get(at)?;
         let hash = flight_hash(flight.peer, flight.action, flight.key());

@@ -130,7 +130,7 @@ pub enum Act {
     Idle,
     /// The unit passed the command on, or executed it without a notification.
     On,
-    /// The unit executed the command, which no longer accesses memory.
+    /// The unit executed the command, which does not access memory any more.
     Did(Sent),
 }
 

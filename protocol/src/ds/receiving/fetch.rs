@@ -88,7 +88,7 @@ impl Receiving {
     }
 
     /// Returns the next GET to post. A range longer than `limits.chunk` is divided if `fetches` has
-    /// room for the remainder.
+    /// a free slot for the remainder.
     pub(in crate::ds) fn next_get(&mut self, limits: &Limits) -> Option<Get> {
         let (at, room) = self.due(limits)?;
         let fetch = *self.fetches.get(at)?;

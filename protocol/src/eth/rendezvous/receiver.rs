@@ -209,7 +209,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         &self.counts
     }
 
-    /// Replaces the scratch buffer. Returns the previous one.
+    /// Replaces the scratch buffer. Returns the previous buffer.
     pub fn set_scratch(&mut self, scratch: Option<B>) -> Option<B> {
         core::mem::replace(&mut self.scratch, scratch)
     }

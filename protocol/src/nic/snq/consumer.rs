@@ -4,7 +4,7 @@
 //! The NIC writes entries by posted writes, and their flip bit shows that they are valid. If the
 //! write of an entry is lost, the entry stays invalid although the NIC's write pointer has passed
 //! it. The entry would block all later entries. After a lost interrupt, no further interrupt would
-//! occur, because only the handler of an interrupt arms the next one. [`SnqConsumer`] decides which
+//! occur, because only the interrupt handler arms the next interrupt. [`SnqConsumer`] decides which
 //! entries are handled and which are skipped. The caller reads memory and registers and measures
 //! the time.
 

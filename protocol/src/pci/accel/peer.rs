@@ -68,7 +68,7 @@ pub struct PeerBar {
     target_addr: u64,
 }
 
-/// Path to one other device.
+/// Path from a device to another device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
     slot: Slot,

@@ -3,7 +3,7 @@
 //!
 //! | Addresses of the accelerator's bus | Lead to |
 //! |---|---|
-//! | from [`DMA_BASE`] on | DMA memory of the borrower, and behind it a page for interrupts |
+//! | from [`DMA_BASE`] on | DMA memory of the borrower, followed by a page for interrupts |
 //! | 2 GiB … 3.75 GiB | BARs of 32 bits |
 //! | from 1 TiB on | BARs of 64 bits |
 //! | from [`PEERS`](super::PEERS) on | other accelerators, see [`Peer`](super::Peer) |
@@ -327,7 +327,7 @@ impl Plan {
         htax_setting(which, i, DMA_BASE, self.dma + PAGE, control)
     }
 
-    /// Returns two settings that show whether the paths are still open.
+    /// Returns two settings that are in effect as long as the paths are open.
     #[must_use]
     pub const fn open_check(&self) -> [Setting; 2] {
         let to = IntervalControl::to_node(self.borrower).raw();

@@ -84,7 +84,7 @@ pub enum Work {
     /// memory and interrupts first, and then the windows to the BARs. Then call
     /// [`Borrower::opened`](super::Borrower::opened).
     Open(Handle, Grant),
-    /// The lender wants the device back within this number of milliseconds. Unbind the drivers and
+    /// The lender reclaims the device within this number of milliseconds. Unbind the drivers and
     /// remove the device, then call [`Borrower::give_back`](super::Borrower::give_back).
     Recall(Handle, u32),
     /// The lease has ended. Close its windows immediately, then remove the device, close the
@@ -178,7 +178,7 @@ pub(super) struct Access {
     pub(super) result: Option<(Status, u32)>,
 }
 
-/// Operation of a lease: scheduled, or handed to the driver.
+/// State of a lease's operation: scheduled, or given to the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum WorkState {
     #[default]

@@ -163,7 +163,7 @@ impl Filter {
             // Writable bits: enable, function mask.
             (Shown::MsiX, 0) => rule(3 << 30, 0),
             // Writable bits: relaxed ordering, extended tags, no snoop, read request size. Error
-            // bits are cleared by ones.
+            // bits are cleared by writing ones.
             (Shown::Express, 8) => rule(0x7910, 0xF << 16),
             (Shown::Msi { wide, .. }, 0) => {
                 let enable = value & (1 << 16) != 0;

@@ -51,7 +51,7 @@ pub struct Capability {
     pub len: u16,
     /// Kind of capability that the borrower sees; `None` if it is hidden.
     pub shown: Option<Shown>,
-    /// Offset of the next visible capability in the chain; 0 for the last one.
+    /// Offset of the next visible capability in the chain; 0 for the last capability.
     pub next: u16,
 }
 
@@ -282,7 +282,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Links each capability to the next visible one.
+    /// Links each capability to the next visible capability.
     fn link(&mut self) {
         let (mut next, mut next_extended) = (0, 0);
         let count = usize::from(self.count);

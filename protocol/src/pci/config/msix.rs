@@ -30,7 +30,7 @@ pub struct Msix {
     pending: u32,
 }
 
-/// Error that means that the table or the pending bits are not in a BAR.
+/// Error if the table or the pending bits are not in a BAR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotInBar;
 

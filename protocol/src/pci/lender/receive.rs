@@ -233,7 +233,8 @@ impl<M: Memory> Lender<M> {
             return;
         };
         lease.last_message = now;
-        // Access numbers increase. An access with a number before the last one is never executed.
+        // Access numbers increase. An access with a number before the last number is never
+        // executed.
         let ahead = message.number.wrapping_sub(lease.number) as i32;
         let again = ahead == 0 && !matches!(lease.access, Access::None);
         // Do not replace an access in progress, because the filter checks a later access against

@@ -32,7 +32,7 @@ crate::flow! {
         Failed,
         /// The function could not be reset.
         Broke,
-        /// The administrator wants the device back within a grace period.
+        /// The administrator reclaims the device with a grace period.
         Recall,
         /// The lease ends.
         End,
@@ -168,7 +168,7 @@ pub(super) enum Ended {
     Broken,
 }
 
-/// Operation of a device: scheduled, or handed to the driver.
+/// State of a device's operation: scheduled, or given to the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum WorkState {
     #[default]
@@ -198,7 +198,7 @@ pub(super) enum Access {
     None,
     /// The access is scheduled; see [`Config`].
     Scheduled(Register, Option<Write>),
-    /// The access is handed to the driver.
+    /// The access was given to the driver.
     Issued,
     /// The access is finished, with status and value.
     Finished(Status, u32),
