@@ -4,7 +4,8 @@
 //!
 //! A kernel module drives them in production, the simulation (`sim/`) over the emulator's NIC
 //! models, and unit tests. A driver provides
-//! * memory for tables by a [`Memory`]; all of it is allocated when a state machine is created,
+//! * memory for tables by a [`Memory`], from which a state machine allocates only when it is
+//!   created,
 //! * the time by a [`Clock`],
 //! * transmission by a transport trait of the state machine,
 //! * buffers of a type of the driver, for which it implements a trait

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Reassembly of eager frames: complete, lost, duplicated, reordered, and hostile messages.
+//! Tests of the reassembly of eager frames: complete, lost, duplicated, reordered, and hostile
+//! messages.
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 

@@ -66,7 +66,7 @@ impl Walk {
         (self.seed >> 33) % below
     }
 
-    /// Performs one random action; with `fair` no message is lost.
+    /// Performs one random action. If `fair` is true, no message is lost.
     fn step(&mut self, fair: bool) {
         let node = self.draw(2) as usize;
         match self.draw(12) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Deadlines of many items: a binary heap with removal by item. All memory is allocated when the
-//! heap is created.
+//! Deadlines of many items, in a binary heap from which any item can be removed. All memory is
+//! allocated when the heap is created.
 
 use crate::{Memory, Time};
 

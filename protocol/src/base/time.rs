@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Time for state machines. They have no clock; their caller passes the time.
+//! Time for state machines. State machines have no clock. Their caller passes the time.
 
 /// A point in time, in ticks of the caller's choice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

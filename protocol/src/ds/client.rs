@@ -66,8 +66,8 @@ pub struct OpenLimits {
     pub confirm: u64,
     /// Time for which a silent node is not asked again.
     pub silent: u64,
-    /// Time for which a server that accepted too late is not asked; it doubles with each late
-    /// acceptance.
+    /// Time for which a server that accepted too late is not asked. The time is doubled with each
+    /// late acceptance.
     pub late: u64,
 }
 

@@ -11,7 +11,8 @@
 //! a message, and the receiver fetches them from the send ring by RMA GET. A *source* is memory of
 //! the sender outside of the send ring, from which the receiver fetches directly. Only the messages
 //! define the order of a stream. No order between messages and GETs, or between GETs, is assumed.
-//! No node writes to memory of another node, because nothing proves that a PUT has arrived.
+//! No node writes to memory of another node, because the target of a PUT cannot know that all of
+//! its packets have arrived.
 //!
 //! Messages and GETs can be lost. A receiver accepts only the expected sequence number, and reports
 //! a gap. A sender that receives no acknowledgement asks its peer for one. A failed GET is posted
@@ -85,7 +86,7 @@ pub const MAX_RANGES: usize = 32;
 /// Limits of a stream. Times are in ticks, and sizes in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Minimum size of announced data; shorter data are sent in messages.
+    /// Minimum size of announced data. Shorter data are sent in messages.
     pub threshold: u32,
     /// Maximum size of a GET.
     pub chunk: u32,
@@ -136,7 +137,7 @@ pub struct Geometry {
     pub sources: bool,
 }
 
-/// Consecutive bytes of a ring; they may wrap to its beginning.
+/// Consecutive bytes of a ring. The bytes may wrap to the beginning of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Span {
     /// Offset of the first byte in the ring.

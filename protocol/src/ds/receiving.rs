@@ -100,8 +100,8 @@ pub struct Receiving {
     /// Maximum distance of an accepted sequence number from the expected one, in bytes. Sources
     /// increase the distance.
     near: u32,
-    /// A quarter of the size of the smaller ring in bytes: the receive ring or the peer's send
-    /// ring.
+    /// A quarter of the size of the receive ring or of the peer's send ring in bytes, whichever is
+    /// smaller.
     quarter: u32,
     /// All bytes before this sequence number were received, or added to `fetches`.
     known: Seq,

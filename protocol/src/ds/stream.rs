@@ -23,7 +23,7 @@ crate::flow! {
     states StreamState {
         /// Both directions are open.
         Established,
-        /// This end has ended its direction; the end is not acknowledged.
+        /// This end has ended its direction, and the end is not acknowledged yet.
         FinWait1,
         /// This end has ended its direction, and the peer acknowledged the end.
         FinWait2,
@@ -355,7 +355,7 @@ impl Stream {
         self.pending_shutdown = why.shutdown_kind();
     }
 
-    /// Aborts the connection. Unsent data are dropped; received data can still be read.
+    /// Aborts the connection. Unsent data are dropped. Received data can still be read.
     pub fn abort(&mut self, now: Time) {
         self.fail(End::Aborted, now);
     }
@@ -409,7 +409,7 @@ impl Stream {
         }
     }
 
-    /// Refuses new data; received data can still be read. If this end's sending direction has ended
+    /// Refuses new data. Received data can still be read. If this end's sending direction has ended
     /// too, new data abort the connection, as in TCP. Otherwise the peer would wait forever for
     /// free bytes in the receive ring.
     pub fn shut_receive(&mut self) {
@@ -782,7 +782,7 @@ impl Stream {
     /// Returns a description of the violated invariant.
     pub fn check(&self) -> Result<(), &'static str> {
         if (self.state == StreamState::Closed) != self.end.is_some() {
-            return Err("the connection is closed without a reason, or has a reason and is not closed");
+            return Err("the state and the reason of the end do not match");
         }
         self.sending.check()?;
         self.receiving.check()

@@ -32,7 +32,7 @@ pub enum Learned {
     Known,
     /// The address is new, or was on another node.
     New,
-    /// Not learned, because the node has its maximum number of addresses.
+    /// The address was not learned, because the node has its maximum number of addresses.
     Refused,
 }
 

@@ -27,7 +27,7 @@ use wire::{
 /// Position of a message's bytes in the frame buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CopyTo {
-    /// Byte offset; 0 starts a new frame.
+    /// Byte offset in the frame. An offset of 0 starts a new frame.
     pub offset: u32,
     /// Number of bytes, which is the length of the message.
     pub len: u16,
@@ -36,14 +36,14 @@ pub struct CopyTo {
 /// Result of processing one message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Progress {
-    /// The caller must store the bytes; more fragments follow.
+    /// The caller must store the bytes. More fragments follow.
     NeedMore {
         /// Target position of the bytes.
         copy: CopyTo,
         /// Set if a partial frame was discarded first. The caller counts it and reuses its buffer.
         discarded: Option<Reject>,
     },
-    /// The caller must store the bytes; the frame is then complete.
+    /// The caller must store the bytes. The frame is then complete.
     Complete {
         /// Target position of the bytes.
         copy: CopyTo,
@@ -60,9 +60,9 @@ pub enum Progress {
 enum State {
     /// No frame has begun.
     Idle,
-    /// `len` bytes are stored; the next fragment must have tag `next_tag`.
+    /// `len` bytes are stored. The next fragment must have the tag `next_tag`.
     Partial { len: u32, next_tag: u8 },
-    /// A frame was discarded; its remaining fragments are dropped.
+    /// A frame was discarded, and its remaining fragments are dropped.
     Tail,
 }
 
@@ -201,9 +201,9 @@ impl Reassembler {
     }
 }
 
-/// Returns a suitable size for the first buffer: the maximum length of a frame whose first fragment
-/// has this tag and is not the last, among frames of up to 257 fragments. Longer frames use the
-/// same tags and need up to [`MAX_FRAME`].
+/// Returns a suitable size in bytes for the first buffer of a frame whose first fragment has this
+/// tag and is not the last fragment. The size is sufficient for frames of up to 257 fragments.
+/// Longer frames use the same tags and need up to [`MAX_FRAME`].
 pub const fn first_buffer_len(tag: u8) -> u32 {
     let todo = if tag == 0 { 256 } else { tag as u32 };
     (todo + 1) * FRAGMENT as u32

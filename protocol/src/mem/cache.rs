@@ -494,7 +494,7 @@ impl<M: Memory, V> Cache<M, V> {
             () if indexed != found => Err("the index contains an interval without an entry"),
             () if all != self.tally || all != spaces => Err("the totals do not match the entries"),
             () if idle != all.idle_entries => Err("the list of idle entries is incomplete"),
-            () if free.count() + all.entries != self.entries.len() => Err("an entry is neither free nor in use"),
+            () if free.count() + all.entries != self.entries.len() => Err("an entry has leaked"),
             () if self.tally.bytes > self.limits.bytes => Err("too many bytes"),
             () => Ok(()),
         }

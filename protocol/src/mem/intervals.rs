@@ -76,7 +76,7 @@ impl Interval {
     }
 }
 
-/// Order of the nodes: space, first address, number.
+/// Sort key of the nodes: space, first address, number.
 type Key = (u64, u64, u16);
 /// Highest last address of a set of intervals, by class.
 type Reach = [Option<u64>; CLASSES];

@@ -10,9 +10,9 @@
 //! | G10 | `ring_consumer.rs` `initial`, `free`, `arm` | equal pointers mean empty: use all slots |
 //! | G10 | `ring_consumer.rs` `may_store_again` | "full" is a comparison: always store |
 //! | G17 | `nla.rs` `size_code`, `cut` | large pages do not work: 4 KiB only |
-//! | G17 | `tickets.rs`, `translation.rs` | commands are executed at once: do not wait for answers |
+//! | G17 | `tickets.rs`, `translation.rs` | commands are executed at once: do not wait |
 //! | G18 | `smfu.rs` `Targets::base` | the meaning of base 0 is known: use 0 for "no target" |
-//! | G26 | `../pci/reach.rs` `Reach::message` | address or data are reported: use a separate value per vector |
+//! | G26 | `../pci/reach.rs` `Reach::message` | address or data are reported: one per vector |
 
 /// G7: does the NIC lose an interrupt that becomes due while the arming store is in flight? Number
 /// of armings that a register read confirms after the first lost interrupt was found. Remove the

@@ -60,7 +60,7 @@ pub enum Outcome {
     Empty,
     /// Commands may be left in a page or in flight. The caller must try again later.
     Unclear,
-    /// The state register reads all ones: the NIC is unreachable.
+    /// The state register reads as all ones, so the NIC is unreachable.
     Absent,
 }
 

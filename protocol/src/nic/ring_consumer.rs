@@ -205,13 +205,13 @@ pub const fn may_store_again(slots: u32, rp: u32, wp: u32) -> bool {
 /// Guard against lost interrupts: decides whether a register read must confirm each arming store
 /// before the queue is polled.
 ///
-/// A message may become due for an interrupt while the arming store is in flight. The NIC may then
-/// lose the interrupt, before the driver can see the message (G7). A poll right after the store
-/// does not find the message, but a poll after a register read does. A register read costs more
-/// than all other steps together. The guard therefore requires it only after a message was found
-/// without an interrupt. It then requires a read for the next [`LostIrqGuard::FIRST`] stores, and
-/// for four times as many after each further message of this kind. If the NIC often loses
-/// interrupts, every store is confirmed in the end.
+/// The NIC may write a message that requires an interrupt while the arming store is in flight. The
+/// NIC may then lose the interrupt, before the driver can see the message (G7). A poll right after
+/// the store does not find the message, but a poll after a register read does. A register read
+/// costs more than all other steps together. The guard therefore requires it only after a message
+/// was found without an interrupt. It then requires a read for the next [`LostIrqGuard::FIRST`]
+/// stores, and for four times as many after each further message of this kind. If the NIC often
+/// loses interrupts, every store is confirmed in the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LostIrqGuard {
     left: u32,

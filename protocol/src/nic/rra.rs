@@ -24,7 +24,7 @@ enum State {
     Waiting,
     /// Answered with these error bits. The requester has not collected the answer yet.
     Done(u8),
-    /// The requester has given up; the answer may still arrive.
+    /// The requester has given up, but the answer may still arrive.
     Overdue,
 }
 

@@ -311,7 +311,7 @@ impl<M: Memory, T: Clone> Transfers<M, T> {
         false
     }
 
-    /// Checks the invariants; for tests.
+    /// Checks the invariants, for tests.
     ///
     /// # Errors
     ///

@@ -225,7 +225,7 @@ impl Limits {
 /// Notification of the peer about a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Notify {
-    /// No notification.
+    /// The peer receives no notification.
     #[default]
     Nothing,
     /// A notification for each command, including refused commands. For a PUT, the completer sends
@@ -291,7 +291,7 @@ pub struct Terms {
     pub queue: Queue,
 }
 
-/// Event queue; each queue has its own consumer.
+/// Event queue. Each queue has a separate consumer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Queue {
     /// Events for the context that processes notifications.
@@ -330,8 +330,8 @@ pub enum Quiet {
     /// All posted commands, or fences behind them, were answered, or the NIC cannot access memory
     /// any more. The memory may be used again at once.
     Settled,
-    /// No answer arrived for [`Limits::absorb`]. It is assumed that none will arrive. Memory that a
-    /// late answer would damage must be protected in another way.
+    /// No answer arrived for [`Limits::absorb`]. The transfer is finished on the assumption that no
+    /// answer will arrive. Memory that a late answer would damage must be protected in another way.
     Unanswered,
     /// The port is about to be closed while commands are in flight.
     Closed,

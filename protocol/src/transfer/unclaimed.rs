@@ -45,7 +45,7 @@ impl<M: Memory> Unclaimed<M> {
         self.len == 0
     }
 
-    /// Returns the index of a slot; `i` is less than twice the capacity.
+    /// Returns `i` modulo the capacity. `i` must be less than twice the capacity.
     fn wrap(&self, i: usize) -> usize {
         match i.checked_sub(self.ring.len()) {
             Some(wrapped) => wrapped,

@@ -92,7 +92,7 @@ pub struct Limits {
     /// were given up and it has answered none since then. A stalled peer that fetches again may
     /// have this number of further frames. While frames for other peers are sent, a lagging peer
     /// may have the maximum of this number and a quarter of `flight`. All lagging peers together
-    /// may have twice that.
+    /// may have twice that number.
     pub stalled_peer: usize,
     /// Maximum number of GETs in flight. Stalled GETs do not count.
     pub fetches: usize,
@@ -126,7 +126,7 @@ struct PeerStats {
     stalled: usize,
     /// Transfers that were given up and are in quarantine.
     lost: usize,
-    /// The peer has answered no transfer since one was given up.
+    /// True if a transfer was given up, and the peer has answered no transfer since then.
     unresponsive: bool,
     /// Generation of transfers. Receiver: number of times that the peer became unresponsive.
     /// Sender: number of times that the peer stalled, plus the number of times that it fetched
@@ -135,13 +135,13 @@ struct PeerStats {
     /// Transfers among `open` of earlier generations. Their results say nothing about the current
     /// state of the peer.
     open_earlier: usize,
-    /// Sender: the peer has fetched a frame of the current generation, and no frame of this
-    /// generation has stalled since then.
+    /// At the sender: true if the peer has fetched a frame of the current generation, and no frame
+    /// of this generation has stalled since then.
     fetches_again: bool,
-    /// Sender: the peer has fetched a frame that was announced after it stalled, and frames that
-    /// were stalled at that time are still in the table.
+    /// At the sender: true if the peer has fetched a frame that was announced after the stall, and
+    /// frames that were stalled at that time are still in the table.
     stall_excused: bool,
-    /// The peer has answered a transfer.
+    /// True if the peer has answered a transfer.
     answered: bool,
     /// Receiver: time of the last answer, or time at which a GET was posted while no other GET of
     /// this generation was open. Sender: time of the last announcement.
@@ -149,8 +149,8 @@ struct PeerStats {
 }
 
 impl PeerStats {
-    /// Returns true if the peer is stalled: one of its transfers is stalled, or it has answered
-    /// none since one was given up.
+    /// Returns true if the peer is stalled, because a transfer is stalled, or because a transfer
+    /// was given up and the peer has answered none since then.
     fn is_stalled(&self) -> bool {
         self.stalled > 0 || self.unresponsive
     }

@@ -20,7 +20,7 @@ crate::flow! {
         Waiting,
         /// The GET is posted.
         Fetching,
-        /// A GET to the scratch buffer is posted; the frame is discarded.
+        /// A GET to the scratch buffer is posted, and the frame will be discarded.
         Discarding,
         /// The GET was not answered in time. The buffer remains mapped, and data that arrive are
         /// discarded.
@@ -139,7 +139,7 @@ pub enum Allowed {
 /// without holding its lock.
 #[derive(Debug)]
 pub enum Fetched<B> {
-    /// The frame has arrived; buffer, source node and position.
+    /// The frame has arrived. Contains the buffer, the source node and the frame's position.
     Frame(B, NodeId, Option<Ticket>),
     /// The frame was discarded.
     Discarded(Option<Ticket>),
@@ -269,8 +269,8 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
         }
     }
 
-    /// Returns true if the source is stalled: it has stalled GETs, or has answered nothing since a
-    /// GET was lost.
+    /// Returns true if the source is stalled, because it has stalled GETs, or because it has
+    /// answered no GET since a GET was lost.
     pub fn is_stalled(&self, node: NodeId) -> bool {
         self.sources.get(node).is_stalled()
     }
@@ -522,7 +522,7 @@ impl<M: Memory, B: Buffer> Fetches<M, B> {
             () if self.counts.impossible() != 0 => Err("an impossible transition"),
             () if lost != self.lost => Err("wrong number of lost GETs"),
             () if stalled != self.stalled => Err("wrong number of stalled GETs"),
-            () if by_source != stalled => Err("the stalled GETs of the sources do not add up to the total"),
+            () if by_source != stalled => Err("wrong number of stalled GETs by source"),
             () if !valid => Err("a source has more GETs of earlier generations than GETs"),
             () if scratch != usize::from(self.scratch_for.is_some()) => {
                 Err("the scratch buffer is in use without a GET")

@@ -20,10 +20,10 @@ crate::flow! {
     states FlightState {
         /// The peer may fetch the frame.
         Announced,
-        /// Not fetched within [`Limits::stall`]; the peer counts as stalled.
+        /// The frame was not fetched within [`Limits::stall`], so the peer counts as stalled.
         Stalled,
-        /// Given up. The memory remains mapped and unchanged, because the peer may still fetch the
-        /// frame.
+        /// The frame was given up. Its memory remains mapped and unchanged, because the peer may
+        /// still fetch the frame.
         GivenUp,
         /// The memory belongs to the caller again.
         Ended,

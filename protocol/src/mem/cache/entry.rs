@@ -13,11 +13,11 @@ crate::flow! {
         Pending,
         /// The memory is being registered, and was invalidated in the meantime.
         Overtaken,
-        /// In use.
+        /// The registration is in use.
         Busy,
-        /// Registered, not in use.
+        /// The memory is registered, but not in use.
         Idle,
-        /// In use, and invalidated; no further use can begin.
+        /// The entry is in use and was invalidated, so that no further use can begin.
         Doomed,
         /// The entry is free.
         Ended,
@@ -116,7 +116,7 @@ impl List {
         entries.get_mut(usize::from(at))?.links.get_mut(list)
     }
 
-    /// Adds an entry as the youngest.
+    /// Adds an entry as the youngest entry of the list.
     pub(super) fn push<V>(&mut self, entries: &mut [Entry<V>], at: u16, list: usize) {
         let older = self.youngest;
         if let Some(link) = Self::link(entries, at, list) {

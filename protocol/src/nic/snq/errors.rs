@@ -28,9 +28,11 @@ pub struct ErrorReports {
     list: [(RegOffset, u64, u64); 10],
 }
 
-/// Fourth counter of an RMA counter register: responder's `vpid`.
+/// Bits of the fourth counter in an RMA counter register, which counts the responder's `vpid`
+/// errors.
 const VPID_3: u64 = ErrorCounters(0).with_count_3(!0).with_ovflw_3(true).raw();
-/// First counter: completer's `vpid`.
+/// Bits of the first counter in an RMA counter register, which counts the completer's `vpid`
+/// errors.
 const VPID_0: u64 = ErrorCounters(0).with_count_0(!0).with_ovflw_0(true).raw();
 
 impl Default for ErrorReports {

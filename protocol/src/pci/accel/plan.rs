@@ -199,7 +199,7 @@ impl Plan {
         if dma == 0 || dma % PAGE != 0 || dma > DMA_MAX {
             return Err(PlanError::Memory);
         }
-        // Interval 0 leads to the register file; 63 is never used.
+        // Interval 0 leads to the register file, and interval 63 is never used.
         let usable = !(1 | (1 << 63));
         let (mut windows, mut targets) = (windows & usable & !used, targets & usable);
         let mut numbers = Numbers::default();

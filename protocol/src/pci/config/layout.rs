@@ -30,13 +30,13 @@ pub enum Shown {
     Express,
     /// Advanced Features, which contains the reset of functions that are not PCI Express.
     Advanced,
-    /// Vendor-specific; read-only.
+    /// Vendor-specific capability, which is read-only.
     Vendor,
-    /// Subsystem ID in the form of bridges; read-only.
+    /// Subsystem ID of a bridge, which is read-only.
     Subsystem,
     /// Serial number, extended.
     Serial,
-    /// Vendor-specific, extended; read-only.
+    /// Vendor-specific extended capability, which is read-only.
     VendorExtended,
 }
 
@@ -118,8 +118,8 @@ impl Layout {
         has_no_soft_reset: false,
     };
 
-    /// Reads both chains. `read` returns the four bytes at an offset that is a multiple of four,
-    /// and all ones if the function does not answer.
+    /// Reads the chains of standard and extended capabilities. `read` returns the four bytes at an
+    /// offset that is a multiple of four, and all ones if the function does not answer.
     ///
     /// # Errors
     ///
