@@ -52,7 +52,7 @@ struct Source {
 
 /// Announcements and frames of all sources in their order of arrival.
 pub struct Order<M: Memory, F> {
-    /// All items by number, in order of arrival.
+    /// Announcements and frames by number, in their order of arrival.
     items: Slots<M, Item<F>>,
     sources: Slots<M, Source>,
     /// Sources whose first item is not `Waiting`.
