@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! NICs that commands can use, and the activities on each.
+//! NICs that commands can use, and the activities of commands on each NIC.
 
 use crate::{regions::Offer, server::Server, transfer::PendingMemory, wait::Waiter};
 use extoll_core::{child::Handle, smfu::Window};
@@ -12,7 +12,7 @@ use kernel::{
 };
 use wire::ids::Vpid;
 
-/// All NICs of this host.
+/// All NICs of this host that are bound to the module.
 #[pin_data]
 pub(crate) struct Registry {
     #[pin]
@@ -35,17 +35,17 @@ impl Registry {
         self.nics.lock().retain(|n| !Arc::ptr_eq(n, nic));
     }
 
-    /// Returns NIC number `index` in the order of binding.
+    /// Returns the NIC that was bound as number `index`, counted from 0.
     pub(crate) fn get(&self, index: usize) -> Option<Arc<Attached>> {
         self.nics.lock().get(index).cloned()
     }
 }
 
-/// State of one NIC.
+/// State of the commands on one NIC.
 #[pin_data]
 pub(crate) struct Attached {
-    /// Locked during a run, so that there is one run at a time; `None` while the NIC is being
-    /// removed.
+    /// Resources of runs; `None` while the NIC is being removed. A run holds the lock, so that only
+    /// one run at a time uses the NIC.
     #[pin]
     run: Mutex<Option<RunState>>,
     #[pin]
@@ -61,17 +61,18 @@ pub(crate) struct Attached {
     waiting: Mutex<Waiting>,
 }
 
-/// Resources of a run.
+/// Resources that a run uses.
 pub(crate) struct RunState {
     pub(crate) nic: Handle,
-    /// Memory that an aborted run left, and the time until which it must not be freed.
+    /// Memory that an aborted run left, and the time before which it must not be freed.
     pub(crate) pending: Option<(Instant<Monotonic>, PendingMemory)>,
 }
 
 struct Serving {
     nic: Option<Handle>,
     server: Option<Arc<Server>>,
-    /// Time until which a peer may still write to the memory of the last server.
+    /// Time until which a peer may still write to the memory of the last server. No new server may
+    /// start before.
     quarantine: Option<Instant<Monotonic>>,
 }
 
@@ -80,7 +81,7 @@ struct Waiting {
     waiter: Option<Arc<Waiter>>,
 }
 
-/// Permission to run, released on drop.
+/// Permission to run a command on a NIC, released on drop.
 pub(crate) struct Run<'a> {
     attached: &'a Attached,
     state: MutexGuard<'a, Option<RunState>>,
@@ -135,12 +136,12 @@ impl Attached {
         )
     }
 
-    /// Begins a run of up to `timeout`. May sleep.
+    /// Begins a run that lasts up to `timeout`. May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY` during another run or while memory of an aborted run must stay; `ENODEV` if the NIC
-    /// is being removed; `ENOMEM`.
+    /// `EBUSY` during another run, or while memory of an aborted run must not be freed; `ENODEV` if
+    /// the NIC is being removed; `ENOMEM`.
     pub(crate) fn begin(&self, timeout: Delta) -> Result<Run<'_>> {
         let waiter = Waiter::new(timeout)?;
         let mut state = self.run.try_lock().ok_or(EBUSY)?;
@@ -199,8 +200,8 @@ impl Attached {
         self.server.lock().server.clone()
     }
 
-    /// Locks the offer. The caller must check for the NIC with the offer locked, because the NIC is
-    /// removed before the offer.
+    /// Locks the offer. A caller that creates an offer must check with the lock held that the NIC
+    /// is not being removed, because `shutdown` removes the NIC before the offer.
     pub(crate) fn offer(&self) -> MutexGuard<'_, Option<Offer>> {
         self.offer.lock()
     }

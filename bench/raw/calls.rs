@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Tests of completions (their number, order and context) and of ending transfers early.
+//! Tests of the completions of transfers (their number, order and context), and of transfers that
+//! their owners end early.
 
 use crate::{
     attached::{Attached, Run},
@@ -29,10 +30,10 @@ use kernel::{
 use kernel_ext::sched::cond_resched;
 use wire::{ids::Nla, wcbuf::MAX_OUTSTANDING};
 
-/// Method by which an owner ends a transfer.
+/// Method by which the owner of a transfer ends it early.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
-    /// Cancels each transfer by itself.
+    /// Cancels each transfer separately.
     Cancel,
     /// Aborts all transfers with the peer.
     Abort,
@@ -64,7 +65,7 @@ enum CompletionKind {
     Settled,
     Unanswered,
     Closed,
-    /// Owners that were called twice or in a wrong order.
+    /// Completions that came twice or in a wrong order.
     Wrong,
     Nested,
 }
@@ -131,10 +132,11 @@ impl Sums {
 /// Owner of a transfer.
 struct Owner {
     sums: Arc<Sums>,
-    /// 0 before the outcome, 1 after it, 2 after the transfer is quiet.
+    /// 0 before the outcome is reported, 1 after the outcome, 2 after the transfer is reported
+    /// quiet.
     state: Atomic<u32>,
-    /// The owner uses the engine in its callback: it submits a lock operation and waits for it if
-    /// the callback may sleep.
+    /// Resources for a callback that uses the engine itself: it submits a lock operation, and waits
+    /// for the result if the callback may sleep. `None` for other callbacks.
     again: Option<(Submitter, Destination, CallIn)>,
 }
 
@@ -160,7 +162,7 @@ impl Owner {
                 }
             }
             CallIn::Poll => {
-                // Without waiting; the caller owns the memory.
+                // Submits without waiting. No memory is passed, because the caller owns it.
                 let nothing: Result<Arc<Nested>> =
                     Arc::new(Nested(self.sums.clone()), GFP_ATOMIC).map_err(Into::into);
                 let Ok(nothing) = nothing else { return };
@@ -203,7 +205,7 @@ impl Completion for Owner {
     }
 }
 
-/// Owner of a lock operation that another owner has submitted.
+/// Owner of a lock operation that the callback of another owner has submitted.
 struct Nested(Arc<Sums>);
 
 impl Completion for Nested {
@@ -232,7 +234,7 @@ fn wait(ms: i64, mut ready: impl FnMut() -> bool) -> Result<bool> {
     }
 }
 
-/// Memory and engine of a run.
+/// Memory and engine that the transfers of a run use.
 struct Table {
     engine: Engine,
     memory: LocalMemory,
@@ -269,13 +271,13 @@ impl Table {
         })
     }
 
-    /// Returns the offset of the memory of GET number `i`.
+    /// Returns the offset in bytes of the memory that GET number `i` reads.
     fn place(&self, i: u64) -> u64 {
         let end = self.bytes - self.len + 8;
         (i * self.len).checked_rem(end).unwrap_or(0) & !7
     }
 
-    /// Submits GET number `i`, which has the same offset on both sides.
+    /// Submits GET number `i`, which uses the offset `place(i)` in local and in remote memory.
     fn get(
         &self,
         words: &Words,
@@ -306,15 +308,15 @@ impl Table {
 /// Command `calls`: `count` GETs of `len` bytes with completions.
 ///
 /// The completions alternate between process context and the context of the notification handler.
-/// The number of concurrent GETs is that of an engine with `inflight` slots. Every eighth owner
-/// uses the engine in its callback. `mode=poll` polls the engine.
+/// The engine has one slot more than `inflight`, so that `inflight` GETs can be in flight. Every
+/// eighth owner uses the engine in its callback. `mode=poll` polls the engine.
 pub(crate) fn calls(
     run: &Run<'_>,
     words: &Words,
     timeout: Delta,
     report: &mut Report<'_>,
 ) -> Result {
-    // One slot more than GETs in flight, for lock operations that owners submit in their callbacks.
+    // One additional slot is for lock operations that owners submit in their callbacks.
     let table = Table::new(run, words, words.inflight as usize + 1, report)?;
     let sums = Sums::new()?;
     let (mut busy, mut polls, mut more) = (0, 0u64, false);
@@ -372,8 +374,8 @@ pub(crate) fn calls(
     report.number("refused_peer", counters.refused_peer)
 }
 
-/// Command `give_up`: `count` GETs of `len` bytes that are ended by the method `by` while they are
-/// in flight, `pause_ms` after their submission. Then the first is retried until `timeout_ms` have
+/// Command `give_up`: submits `count` GETs of `len` bytes, and ends them after `pause_ms`
+/// milliseconds by the method `by`. Then retries the first GET until `timeout_ms` milliseconds have
 /// passed.
 pub(crate) fn give_up(
     run: &Run<'_>,
@@ -423,7 +425,7 @@ pub(crate) fn give_up(
     wait(20_000, || sums.ended() == taken)?;
     report.number("end_ms", start.elapsed().as_millis() as u64)?;
     report.number("ended", sums.ended())?;
-    // Retries into the same memory, before late answers are known.
+    // Retries into the memory of the ended GET, before the NIC has reported late answers.
     let retried = Sums::new()?;
     let owner = Owner::new(&retried, None)?;
     let again = table.get(words, 0, (timeout, CallIn::Process), owner);
@@ -448,7 +450,7 @@ pub(crate) fn give_up(
     report.number("fences", table.engine.counters().fences)
 }
 
-/// Command `heard`: shows the notifications of peers that the engine of the offer received.
+/// Command `heard`: shows the notifications from peers that the engine of the offer received.
 pub(crate) fn received(attached: &Attached, report: &mut Report<'_>) -> Result {
     let place = attached.offer();
     let Some(offer) = place.as_ref() else {
@@ -490,8 +492,8 @@ pub(crate) fn flood(run: &Run<'_>, words: &Words, report: &mut Report<'_>) -> Re
             cond_resched();
         }
     }
-    // All credits are free after the NIC has accepted all commands. Otherwise, closing the port
-    // would give up the remaining ones.
+    // Waits until the NIC has accepted all commands, because closing the port would discard the
+    // commands that have not been accepted. All credits are free then.
     run.waiter
         .send(|| requester.reserve(MAX_OUTSTANDING.into()))?;
     let sent = requester.progress().0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Command line: a verb and `key=value` words.
+//! Parser of the command line (a verb and `key=value` words), and calls of the commands.
 
 use crate::{
     attached::Registry,
@@ -24,12 +24,12 @@ use wire::{
     velo::MAX_LEN,
 };
 
-/// Maximum number of bytes that are registered at a time.
+/// Maximum number of bytes that a command registers at a time.
 const MAX_BYTES: u64 = 1 << 30;
 /// Maximum duration of a run in milliseconds.
 const MAX_TIMEOUT_MS: u64 = 60_000;
 
-/// Words of all commands; each has a default except `node`.
+/// Values of the words of all commands. Each word has a default except `node`.
 pub(crate) struct Words {
     nic: u64,
     pub(crate) node: Option<u64>,
@@ -44,8 +44,8 @@ pub(crate) struct Words {
     pub(crate) get: bool,
     /// Size of registered memory in bytes.
     pub(crate) bytes: u64,
-    /// Length of a transfer in bytes; by default the size of the memory. With `first`: length of
-    /// registered memory in bytes.
+    /// Length of a transfer in bytes; by default the size of the memory. If `first` is given:
+    /// length of the registered memory in bytes.
     pub(crate) len: Option<u64>,
     /// Offset in bytes of registered memory in its first page.
     pub(crate) first: Option<u64>,
@@ -55,15 +55,17 @@ pub(crate) struct Words {
     pub(crate) offset: u64,
     pub(crate) seed: u64,
     pub(crate) tc: u64,
-    /// Number of a lock. The fields below it are the operands.
+    /// Number of a lock. `compare` and `add` are the operands of the lock operation.
     pub(crate) number: u64,
     pub(crate) compare: u64,
     pub(crate) add: u64,
-    /// `rate`: number of messages that are sent together. `lock`: number of timeouts that do not
-    /// end the command.
+    /// For `rate`: number of messages that are sent together. For `lock`: number of timeouts that
+    /// do not end the command.
     pub(crate) patience: u64,
-    /// Words for engines: fragments, notification of peers, method and time of ending transfers,
-    /// listener of the offer, its delay, and use of its engine.
+    /// For `pieces`: not 0 to reject memory with gaps and to transfer nothing.
+    pub(crate) strict: u64,
+    /// Maximum number of fragments of a list. This word and the words below are for commands with
+    /// engines.
     pub(crate) frags: u64,
     pub(crate) notify: Notify,
     pub(crate) by: By,
@@ -177,7 +179,7 @@ impl Words {
         Ok(all)
     }
 
-    /// Returns offset and length of registered memory that does not fill its pages.
+    /// Returns offset and length in bytes of the registered memory if it does not fill its pages.
     pub(crate) fn range(&self) -> Option<(usize, usize)> {
         let first = self.first? as usize;
         let rest = (self.bytes as usize).saturating_sub(first);
@@ -220,7 +222,7 @@ impl Words {
     }
 }
 
-/// Address of a server, and maximum duration of a run.
+/// Address of a server, and settings of a run.
 pub(crate) struct Peer {
     pub(crate) node: NodeId,
     pub(crate) vpid: Vpid,
@@ -229,7 +231,11 @@ pub(crate) struct Peer {
     pub(crate) mode: Mode,
 }
 
-/// Runs one command and writes its lines to `result`, even if it fails. May sleep.
+/// Operation that one command performs at the next read, on the memory of the read call.
+pub(crate) struct Later(Words);
+
+impl Later {
+    /// Performs the operation and writes its lines to `result`, even if it fails. May sleep.
 pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Result {
     let mut report = Report(result);
     let Ok(text) = core::str::from_utf8(text) else {
@@ -238,6 +244,37 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
     once(registry, text, &mut report)
 }
 
+/// Runs one command. Writes its output lines to `result`, even if the command fails. `memory` is
+/// the data that the process wrote behind the command line. May sleep.
+pub(crate) fn run(
+    registry: &Registry,
+    text: &[u8],
+    memory: &mut IovIterSource<'_>,
+    result: &mut KVec<u8>,
+) -> Result<Option<Later>> {
+    let mut report = Report(result);
+    let Ok(text) = core::str::from_utf8(text) else {
+        return report.fail(EINVAL, fmt!("the command is not UTF-8"));
+    };
+    let mut words = text.split_ascii_whitespace();
+    let verb = words.next().unwrap_or("");
+    if verb != "pieces" {
+        if !memory.is_empty() {
+            return report.fail(EINVAL, fmt!("only 'pieces' accepts memory"));
+        }
+        return once(registry, text, &mut report).map(|()| None);
+    }
+    let words = Words::parse(words, &mut report)?;
+    let Some(attached) = registry.get(words.nic as usize) else {
+        return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
+    };
+    if words.get {
+        return Ok(Some(Later(words)));
+    }
+    chunks::put(&attached, &words, memory, &mut report).map(|()| None)
+}
+
+/// Runs a command that uses no memory of the process.
 fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
     let mut words = text.split_ascii_whitespace();
     let verb = words.next().unwrap_or("");

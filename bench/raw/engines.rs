@@ -36,7 +36,7 @@ pub(crate) fn open(nic: &Arc<Nic>, setup: Setup) -> Result<Engine> {
     Engine::with(requester, notifications, setup)
 }
 
-/// Returns the destination from the words `node`, `vpid`, `tc` and `tell`.
+/// Returns the destination from the words `node`, `vpid`, `tc` and `notify`.
 pub(crate) fn destination(words: &Words) -> Result<Destination> {
     Ok(Destination {
         node: NodeId(words.node.ok_or(EINVAL)? as u16),
@@ -106,7 +106,8 @@ pub(crate) struct LocalMemory {
 }
 
 impl LocalMemory {
-    /// Allocates memory of the kind in the words, which must be accessible for the CPU. May sleep.
+    /// Allocates memory of the kind that `words` names; the CPU must be able to access it. May
+    /// sleep.
     pub(crate) fn new(
         nic: &Arc<Nic>,
         vpid: Vpid,
@@ -118,7 +119,7 @@ impl LocalMemory {
         Ok(Self { region, view })
     }
 
-    /// Returns the bus address of contiguous memory.
+    /// Returns the bus address if the memory is contiguous.
     pub(crate) fn bus(&self) -> Option<u64> {
         match &self.view {
             View::Words(words) => Some(words.address().0),
@@ -127,7 +128,7 @@ impl LocalMemory {
     }
 }
 
-/// Parses the notification that peers receive.
+/// Parses the word that selects which notifications a peer receives.
 pub(crate) fn notify(text: &str) -> Option<Notify> {
     Some(match text {
         "nothing" => Notify::Nothing,
@@ -146,9 +147,10 @@ pub(crate) struct Received {
     node: NodeId,
     /// Delay between two notifications in µs.
     slow: u64,
-    /// Numbers of arrived PUTs, of read GETs, of values, and of other notifications.
+    /// Number of notifications of arrived PUTs, of GETs read by peers, of values (notification
+    /// PUTs), and of other kinds.
     pub(crate) counts: [Atomic<u64>; 4],
-    /// Number of notifications that came from the own node.
+    /// Number of notifications that came from this node.
     pub(crate) own: Atomic<u64>,
     pub(crate) last: Atomic<u64>,
 }

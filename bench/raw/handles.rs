@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Command `handles`: drops regions in atomic context.
+//! Command `handles`: drops handles of regions in atomic context.
 
 use crate::{
     command::Words,
@@ -21,8 +21,8 @@ use kernel_ext::{
 /// Maximum number of regions.
 const MOST: u64 = 256;
 
-/// Registers `count` buffers, and drops handles of their regions under a spinlock with interrupts
-/// disabled. The regions end some time later.
+/// Registers `count` buffers, and drops the handles of their regions under a spinlock with
+/// interrupts disabled. A work item revokes the regions later.
 pub(crate) fn run(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Result {
     if words.count == 0 || words.count > MOST {
         return report.fail(EINVAL, fmt!("count is 1 to {MOST}"));
@@ -30,7 +30,7 @@ pub(crate) fn run(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
     let count = words.count as usize;
     let (requester, _notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let vpid = requester.vpid();
-    // Dropped before the port, even after an error.
+    // Flushes that work item before the port is closed, even after an error.
     let _flush = FlushOnDrop;
     let mut handles = KVec::with_capacity(count, GFP_KERNEL)?;
     for _ in 0..count {

@@ -2,9 +2,9 @@
 
 //! `extoll_bench.ko`: performance of VELO and RMA without a network stack. Not loaded by default.
 //!
-//! Control is by text through `/dev/extoll_bench`: write one command, then read its result as `key
-//! value` lines (docs/bench.md). A command runs in the writing process and ends at a signal. The
-//! open file keeps the module loaded. Unbinding a NIC ends the run on it.
+//! Programs control the module by text through `/dev/extoll_bench`: they write a command, then read
+//! its result as `key value` lines (docs/bench.md). A command runs in the writing process and ends
+//! at a signal. The open file keeps the module loaded. Unbinding a NIC ends the run on that NIC.
 
 #![forbid(unsafe_code)]
 
@@ -96,11 +96,13 @@ impl auxiliary::Driver for RawDriver {
     }
 }
 
-/// Result of a command, and the number of bytes read so far. Separate from the file's position,
-/// because a failed write must not change it.
+/// Result of a command, and the number of bytes that were read so far. The number is not the file's
+/// position, because a failed write must not change it.
 struct Output {
     text: KVec<u8>,
     position: i64,
+    /// Operation to perform at the next read, before there is a result.
+    next: Option<Later>,
 }
 
 /// Open file with the result of its last command.
@@ -116,7 +118,7 @@ impl MiscDevice for Control {
     type Ptr = Pin<KBox<Self>>;
 
     fn open(_file: &File, _misc: &MiscDeviceRegistration<Self>) -> Result<Self::Ptr> {
-        // Commands contain physical addresses.
+        // A locked-down kernel must reject this, because commands contain physical addresses.
         locked_down(Locked::PciAccess)?;
         KBox::try_pin_init(
             try_pin_init!(Self {
@@ -142,6 +144,7 @@ impl MiscDevice for Control {
         let len = iov.len();
         let mut command = KVec::new();
         let mut byte = [0];
+        // The data behind the command line is memory for the command.
         while !iov.is_empty() {
             if iov.copy_from_iter(&mut byte) == 0 {
                 return Err(EFAULT);
@@ -155,7 +158,7 @@ impl MiscDevice for Control {
         if !iov.is_empty() {
             return Err(EINVAL);
         }
-        // A second command on the same file waits for the first, whose run has a deadline.
+        // A second command on the same file waits for the first command, whose run has a deadline.
         let mut output = this.output.lock();
         output.text.clear();
         output.position = 0;
@@ -166,7 +169,7 @@ impl MiscDevice for Control {
 
 #[pin_data]
 struct Bench {
-    // Dropped in this order: commands, NICs, then (below) the registry, then work items.
+    // The fields are dropped in this order: commands, NICs, registry, work items.
     #[pin]
     _control: MiscDeviceRegistration<Control>,
     #[pin]

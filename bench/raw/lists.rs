@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Transfers between fragment lists with random boundaries, compared byte by byte, for the
-//! scenarios `raw::engine_…`.
+//! Transfers between fragment lists with random boundaries, for the scenarios `raw::engine_…`. The
+//! memory is compared byte by byte.
 
 use crate::{
     attached::{Attached, Run},
@@ -26,7 +26,7 @@ use wire::ids::{BusAddr, Nla};
 
 /// Maximum number of fragments of a list.
 pub(crate) const MAX_FRAGMENTS: usize = 512;
-/// Time in ms for which memory of unanswered transfers is kept.
+/// Time in ms for which memory of unanswered transfers is not freed.
 const KEEP_MS: u32 = 20_000;
 
 /// Pseudo-random number generator.
@@ -44,13 +44,13 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// Returns a number in 0…`end` − 1; 0 if `end` is 0.
+    /// Returns a random number in 0…`end` − 1; 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next().checked_rem(end).unwrap_or(0)
     }
 }
 
-/// Offsets and lengths in memory, in the order of a list.
+/// Offset and length in bytes of each chunk of a fragment list, in the order of the list.
 type Places = KVec<(u64, u64)>;
 
 /// Cuts `len` bytes into up to `most` chunks, and places them in random order within `room` bytes.
@@ -79,7 +79,7 @@ fn scatter(random: &mut Random, len: u64, room: u64, most: u64) -> Result<Places
     Ok(places)
 }
 
-/// Returns the offsets of all bytes of a list.
+/// Returns the offset of each byte of a list, in the order of the list.
 fn spread(places: &Places) -> impl Iterator<Item = u64> + '_ {
     places.iter().flat_map(|(at, len)| *at..*at + *len)
 }
@@ -88,7 +88,7 @@ fn spread(places: &Places) -> impl Iterator<Item = u64> + '_ {
 struct Shadow(VVec<u8>);
 
 impl Shadow {
-    /// Returns the pattern of a seed.
+    /// Creates contents with the pattern of `seed`.
     fn new(bytes: usize, seed: u64) -> Result<Self> {
         let mut all = VVec::with_capacity(bytes, GFP_KERNEL)?;
         for i in 0..bytes / 8 {
@@ -102,7 +102,7 @@ impl Shadow {
         bytes.map_or(0, u64::from_le_bytes)
     }
 
-    /// Copies the bytes of a list from another memory.
+    /// Copies the bytes of the list `others` of `other` to the bytes of the list `places`.
     fn take(&mut self, places: &Places, other: &Shadow, others: &Places) {
         for (to, from) in spread(places).zip(spread(others)) {
             if let (Some(to), Some(from)) =
@@ -115,7 +115,7 @@ impl Shadow {
 }
 
 impl LocalMemory {
-    /// Returns the first word that differs from the expected contents.
+    /// Returns the index of the first word that differs from the expected contents.
     fn mismatch(&self, shadow: &Shadow) -> Option<usize> {
         (0..shadow.0.len() / 8).find(|i| {
             if i % 4096 == 0 {
@@ -190,9 +190,12 @@ fn transfer(
     Ok(done.and_then(|handle| handle.done()).map(|done| done.bytes))
 }
 
-/// Command `lists`: `count` transfers, alternately to and from `bytes` bytes of a peer that have
-/// the pattern of `seed`, between up to `frags` fragments on both sides. All memory is compared,
-/// including the gaps of the lists. `shared=1` uses the engine of the offer.
+/// Command `lists`: performs `count` transfers between local memory and `bytes` bytes of a peer,
+/// alternately in both directions.
+///
+/// The peer's memory contains the pattern of `seed`. Each side of a transfer has up to `frags`
+/// fragments. All memory is compared, including the gaps between the fragments. `shared=1` uses the
+/// engine of the offer.
 pub(crate) fn lists(
     attached: &Attached,
     run: &Run<'_>,
@@ -239,8 +242,8 @@ pub(crate) fn lists(
     outcome
 }
 
-/// Drops the engine before the memory, because memory with a bus address may be in use until
-/// then.
+/// Drops the engine before the memory, because the NIC may access memory with a bus address until
+/// the engine is dropped.
 fn end(nic: &Nic, engine: Option<Engine>, memory: LocalMemory, report: &mut Report<'_>) -> Result {
     let LocalMemory { region, view } = memory;
     let region: Option<Region> = region;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Commands for many regions: `end` (all methods of ending them), `reserve` (registration in atomic
-//! context) and `buffers` (a pool that is registered once). Functions that may be called in any
-//! context run with a spinlock held and interrupts disabled.
+//! Commands for many regions: `end` (all methods of ending regions), `reserve` (registration in
+//! atomic context) and `buffers` (a pool that is registered once).
+//!
+//! The functions of the kernel API that any context may call are called with a spinlock held and
+//! interrupts disabled.
 
 use crate::{
     command::Words,
@@ -33,9 +35,9 @@ const MOST: u64 = 4096;
 /// Method of ending regions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
-    /// Ends each region with a wait of its own.
+    /// Ends each region by a separate call, which waits.
     Each,
-    /// Ends all regions with one wait.
+    /// Ends all regions by one call, which waits once.
     All,
     /// Drops the regions in atomic context.
     Drop,
@@ -52,7 +54,7 @@ impl How {
     }
 }
 
-/// Atomic context.
+/// Calls functions in atomic context.
 struct Atomic(Pin<KBox<SpinLockIrq<()>>>);
 
 impl Atomic {
@@ -115,7 +117,7 @@ pub(crate) fn end(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
     }
 }
 
-/// Port that reads its own regions.
+/// Engine on a new port that reads regions of this node through the network.
 struct SelfPort {
     engine: Engine,
     to: Destination,
@@ -139,7 +141,7 @@ impl SelfPort {
         })
     }
 
-    /// Reads `len` bytes at `remote` through the network into `region`.
+    /// Reads `len` bytes at `remote` of this node through the network into `region`.
     fn get(&self, remote: Nla, region: &Region, len: usize) -> Result {
         let address = Address::Region {
             region,
@@ -151,7 +153,7 @@ impl SelfPort {
     }
 }
 
-/// Returns the element of `all` for a round, cyclically.
+/// Returns the element of `all` with index `round` modulo the length.
 fn one_of<T>(all: &[T], round: u64) -> Option<&T> {
     all.get((round as usize).checked_rem(all.len())?)
 }
@@ -166,9 +168,10 @@ fn is_pattern(pages: &PageList, bytes: usize, seed: u64) -> bool {
     (0..bytes / 8).all(|i| pages.read(i) == pattern(seed, i as u64))
 }
 
-/// Command `reserve`: allocates a reserve of `inflight` regions of `bytes` bytes. `count` times, it
-/// registers all of them and one more, which fails, reads one of them, and ends all. Only the
-/// reading runs in a context that may sleep.
+/// Command `reserve`: allocates a reserve of `inflight` regions of `bytes` bytes.
+///
+/// Each of `count` rounds registers all regions and one more, which must fail, reads one region,
+/// and ends all regions. Only the read runs in a context that may sleep.
 pub(crate) fn reserve(
     nic: &Arc<Nic>,
     words: &Words,
@@ -224,7 +227,7 @@ pub(crate) fn reserve(
         while let Some(region) = regions.pop() {
             atomic.run(|| drop(region));
         }
-        // A rejected registration that is too long consumes no region.
+        // A registration that fails because it is too long must consume no region.
         let refusal = atomic.run(|| reserve.register(&long, whole)).err();
         if refusal != Some(EINVAL) {
             return report.fail(
@@ -233,7 +236,7 @@ pub(crate) fn reserve(
             );
         }
     }
-    // Region that outlives its reserve.
+    // Drops the reserve before its last region, which must stay usable.
     let last = atomic.run(|| reserve.register(&source, whole))?;
     drop(reserve);
     port.get(last.nla(), &local, bytes)?;
@@ -250,16 +253,18 @@ fn take_all(pool: &BufferPool, seed: u64, all: &mut KVVec<Buffer>) -> Result {
         for i in 0..buffer.bytes() / 8 {
             buffer.write(i, pattern(seed, i as u64));
         }
-        // A write behind the buffer has no effect.
+        // Writes behind the end of the buffer, which must have no effect.
         buffer.write(buffer.bytes() / 8, 0);
         all.push_within_capacity(buffer).map_err(|_| ENOSPC)?;
     }
     Ok(())
 }
 
-/// Command `buffers`: a pool of `inflight` buffers of `size` bytes. `count` times, it takes and
-/// fills all buffers in atomic context, reads one through the network, and returns all in atomic
-/// context. At the end, the pool and the buffers are dropped in atomic context, too.
+/// Command `buffers`: creates a pool of `inflight` buffers of `size` bytes.
+///
+/// Each of `count` rounds takes and fills all buffers in atomic context, reads one buffer through
+/// the network, and returns all buffers in atomic context. At the end, the pool and the buffers are
+/// dropped in atomic context, too.
 pub(crate) fn buffers(
     nic: &Arc<Nic>,
     words: &Words,
@@ -286,7 +291,7 @@ pub(crate) fn buffers(
         if all.len() != count || pool.count() != (count, 0) {
             return report.fail(EBADMSG, fmt!("{} buffers", all.len()));
         }
-        // In the order in which they were returned.
+        // Buffers must come in the order in which they were returned.
         let order = |i: usize| all.get(i).map(Buffer::number);
         if last.is_some_and(|last| order(0) != Some(last)) {
             return report.fail(EBADMSG, fmt!("the first one is {:?}", order(0)));

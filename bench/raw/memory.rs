@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Buffers for transfers: fills them with the test pattern and checks them.
+//! Buffers for transfers: functions that fill them with the test pattern and check them.
 
 use crate::protocol::pattern;
 use extoll_core::{dma::DmaWords, nic::Nic};
@@ -10,12 +10,12 @@ use kernel_ext::sched::cond_resched;
 /// Number of words between two voluntary preemption points.
 const STRIDE: usize = 4096;
 
-/// Allocates zeroed memory of `bytes`, a multiple of 8. May sleep.
+/// Allocates `bytes` bytes of zeroed memory; `bytes` is a multiple of 8. May sleep.
 pub(crate) fn allocate(nic: &Nic, bytes: usize) -> Result<DmaWords> {
     nic.with_bound(|dev| DmaWords::new(dev, bytes / 8))?
 }
 
-/// Writes the pattern into the first `words` words. May sleep.
+/// Writes the pattern into the first `words` words, beginning with pattern word `first`. May sleep.
 pub(crate) fn fill(memory: &DmaWords, words: usize, seed: u64, first: u64) {
     for i in 0..words {
         memory.write(i, pattern(seed, first + i as u64));
@@ -25,8 +25,8 @@ pub(crate) fn fill(memory: &DmaWords, words: usize, seed: u64, first: u64) {
     }
 }
 
-/// Returns the index and the value of the first of `words` words that differs from the pattern. May
-/// sleep.
+/// Compares the first `words` words with the pattern. Returns the index and the value of the first
+/// word that differs. May sleep.
 pub(crate) fn mismatch(
     memory: &DmaWords,
     words: usize,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Command `messages`, which counts interrupts from other nodes, for tests.
+//! Command `messages` for tests, which counts interrupts that other nodes raise.
 
 use crate::{remote::Words, report::Report};
 use extoll_core::{nic::Nic, snq::MessageClient};
@@ -15,7 +15,7 @@ use kernel::{
 
 struct Counters {
     calls: Atomic<u64>,
-    /// Number of interrupts that were certainly raised by messages.
+    /// Number of interrupts that are known to be messages.
     sure: Atomic<u64>,
 }
 
@@ -42,8 +42,8 @@ impl MessageClient for Client {
 /// Interval between checks for a signal in milliseconds.
 const LOOK_MS: u64 = 20;
 
-/// Allows other nodes to raise interrupts by an interval for a limited time, or until a signal, and
-/// counts them.
+/// Counts interrupts that other nodes raise through an interval of the address space. The interval
+/// is open until a time limit or a signal.
 pub(crate) fn messages(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let counters = Counters::new()?;
     let client = Arc::new(Client(counters.clone()), GFP_KERNEL)?;

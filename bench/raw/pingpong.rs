@@ -21,13 +21,13 @@ use kernel::{
 };
 use wire::ids::Unit;
 
-/// Number of round trips before the measured ones.
+/// Number of round trips before the measurement begins.
 const WARM_UP: usize = 16;
-/// Maximum number of samples that are kept; further ones count only for the mean.
+/// Maximum number of samples that are stored. Further samples count only for the mean.
 const MAX_SAMPLES: usize = 100_000;
 
-/// Sends `count` messages of `size` bytes (8…120), each after the reply to the previous one, and
-/// compares every reply.
+/// Sends `count` messages of `size` bytes (8…120), and compares every reply. Each message is sent
+/// after the reply to the previous message.
 pub(crate) fn run(
     run: &Run<'_>,
     nic: &Arc<Nic>,
@@ -58,7 +58,7 @@ pub(crate) fn run(
             chunk.copy_from_slice(&pattern(i as u64, j as u64).to_le_bytes());
         }
         let message = payload.get(..size).ok_or(EINVAL)?;
-        // In polling mode the first message must wake the server.
+        // In polling mode, the first message must interrupt the server, which does not poll then.
         let irq = peer.mode == Mode::Irq || i == 0;
         let begin: Instant<Monotonic> = Instant::now();
         waiter.send(|| sender.send(header(tag, irq), message))?;

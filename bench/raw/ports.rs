@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Tests of the port functions that sockets use: messages in parts, traffic classes, polls that
-//! stop early, and handles dropped with interrupts disabled.
+//! Tests of the port functions that sockets use: messages in several buffers, traffic classes,
+//! polls that stop early, and handles that are dropped with interrupts disabled.
 
 use crate::{attached::Attached, report::Report};
 use core::ops::ControlFlow;
@@ -17,9 +17,9 @@ use kernel::{
 };
 use kernel_ext::sched::cond_resched;
 
-/// Minimum size of a queue in bytes.
+/// Size in bytes of each queue that the tests open; the minimum.
 const QUEUE_BYTES: u32 = 512 * 1024;
-/// Maximum time in ms for a message to the own node.
+/// Maximum time in ms for a message to this node.
 const PATIENCE_MS: i64 = 20_000;
 /// Number of 128-byte slots in a mailbox of [`QUEUE_BYTES`].
 const SLOTS: u64 = 4096;
@@ -33,7 +33,8 @@ struct Words {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Op {
-    /// Sends messages in parts with all splits, in several classes, with polls that stop.
+    /// Sends messages from several buffers, in several traffic classes, and with polls that stop
+    /// early.
     Messages,
     /// Polls RMA notifications and stops early.
     Commands,
@@ -96,7 +97,7 @@ pub(crate) fn run<'a>(
     Some(run())
 }
 
-/// Repeats `f` until it returns a value.
+/// Repeats `f` until it returns a value or `PATIENCE_MS` have passed.
 fn until<R>(mut f: impl FnMut() -> Result<Option<R>>) -> Result<R> {
     let begin: Instant<Monotonic> = Instant::now();
     loop {
@@ -110,7 +111,7 @@ fn until<R>(mut f: impl FnMut() -> Result<Option<R>>) -> Result<R> {
     }
 }
 
-/// Repeats an operation that fails for lack of space.
+/// Repeats `send` while it fails for lack of queue space or credits.
 fn sent(mut send: impl FnMut() -> Result<(), SendError>) -> Result {
     until(|| match send() {
         Ok(()) => Ok(Some(())),
@@ -142,8 +143,8 @@ fn messages(nic: &Nic, report: &mut Report<'_>) -> Result {
     report.number("refused", all.into())
 }
 
-/// Sends messages of all lengths in three parts and reads them into three buffers with other
-/// boundaries. Returns the number of messages.
+/// Sends messages of all lengths from three buffers each, and reads them into three buffers with
+/// other lengths. Returns the number of messages.
 fn pieces(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     let mut count = 0;
     for len in 1..=usize::from(velo::MAX_LEN) {
@@ -172,8 +173,8 @@ fn pieces(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     Ok(count)
 }
 
-/// Sends messages of four classes alternately, which must arrive in order within a class. Returns
-/// the number of messages.
+/// Sends messages of four traffic classes alternately. The messages of a class must arrive in
+/// order. Returns the number of messages.
 fn classes(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     const EACH: u64 = 200;
     let mut next = [0u64; 4];
@@ -207,8 +208,8 @@ fn classes(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     until(|| Ok((take(mailbox)? == 4 * EACH).then_some(4 * EACH)))
 }
 
-/// Stops polls by their closure. The next poll must find the remaining messages. Returns the number
-/// of polls.
+/// Stops polls early by the result of their closure. The next poll must find the remaining
+/// messages. Returns the number of polls.
 fn stops(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     for tag in 0..3 {
         sent(|| sender.send(Header { tag, ..to }, b"x"))?;
@@ -243,7 +244,7 @@ fn stops(sender: &Sender, mailbox: &mut Mailbox, to: Header) -> Result<u64> {
     Ok(polls)
 }
 
-/// Sends a notification to the own port.
+/// Sends a notification with `value` from the port to itself.
 fn note(requester: &Requester, value: u64) -> Descriptor {
     Descriptor {
         node: requester.context().node(),
@@ -257,7 +258,7 @@ fn note(requester: &Requester, value: u64) -> Descriptor {
     }
 }
 
-/// Stops polls of notifications by their closure.
+/// Stops polls of notifications early by the result of their closure.
 #[inline(never)]
 fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
     let (requester, mut queue) = nic.rma().open(None, QUEUE_BYTES)?;
@@ -284,8 +285,8 @@ fn commands(nic: &Nic, report: &mut Report<'_>) -> Result {
     report.number("stops", 3)
 }
 
-/// Fills a mailbox that is not read beyond its capacity, closes it, and measures the time of a
-/// message to another mailbox.
+/// Fills a mailbox that is not read, closes it, and measures the time until a message to another
+/// mailbox arrives.
 #[inline(never)]
 fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     let (sender, mut mailbox) = nic.velo().open(None, QUEUE_BYTES)?;
@@ -296,7 +297,7 @@ fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     for n in 0..many {
         sent(|| sender.send(to, &n.to_le_bytes()))?;
     }
-    // Wait until the messages are in flight in front of the full mailbox.
+    // Waits until the messages are in flight in front of the full mailbox.
     fsleep(Delta::from_millis(words.ms));
     report.number("waiting", full_box.unread_slots() as u64)?;
     let begin: Instant<Monotonic> = Instant::now();
@@ -309,8 +310,8 @@ fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     report.number("through_us", begin.elapsed().as_micros_ceil() as u64)
 }
 
-/// Drops ports with a spinlock held and interrupts disabled. Their VPIDs can be opened again some
-/// time later.
+/// Drops ports with a spinlock held and interrupts disabled. A work item frees their VPIDs later;
+/// then the VPIDs can be opened again.
 #[inline(never)]
 fn dropped(nic: &Nic, report: &mut Report<'_>) -> Result {
     let lock = KBox::pin_init(new_spinlock_irq!((), "extoll_bench_drop"), GFP_KERNEL)?;

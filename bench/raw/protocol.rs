@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Protocol between client and server over VELO. The user tag is the request; a reply has [`REPLY`]
-//! set.
+//! Protocol between client and server over VELO. The user tag of a message names the request. A
+//! reply carries the tag of its request with [`REPLY`] set.
 
 use wire::ids::{BusAddr, Vpid};
 
-/// The server returns the payload with an interrupt.
+/// Requests a reply that returns the payload with an interrupt.
 pub(crate) const PING: u8 = 1;
-/// Like [`PING`], but the client polls, and the server keeps polling for the next message.
+/// Requests a reply that returns the payload without an interrupt. Client and server poll.
 pub(crate) const PING_POLL: u8 = 2;
-/// The client has finished: the server stops polling and ends the lease. No reply.
+/// Ends the client's session: the server stops polling and ends the lease. There is no reply.
 pub(crate) const DONE: u8 = 3;
-/// Requests an [`Offer`]. Payload: time in ms for which the server must not free the memory.
+/// Requests an [`Offer`]. The payload is the time in ms for which the server must not free the
+/// memory.
 pub(crate) const ASK: u8 = 4;
-/// The server counts the message. No reply.
+/// Carries data that the server only counts. There is no reply.
 pub(crate) const DATA: u8 = 5;
 /// Bit in the tag of replies.
 pub(crate) const REPLY: u8 = 0x80;
@@ -23,20 +24,20 @@ pub(crate) const DEFAULT_VPID: u16 = 251;
 
 const MAGIC: u64 = 0x3048_434e_4542_5845;
 
-/// Memory that the server offers to RMA, and the number of PUTs so far.
+/// Memory that the server offers to RMA, and the number of PUTs that have arrived there.
 #[derive(Clone, Copy)]
 pub(crate) struct Offer {
     /// VPID of the RMA port.
     pub(crate) vpid: Vpid,
-    /// Memory to read; word `i` is [`pattern`]`(seed, i)`.
+    /// Memory that clients read; word `i` is [`pattern`]`(seed, i)`.
     pub(crate) source: BusAddr,
     /// Length of `source` in bytes.
     pub(crate) source_len: u64,
-    /// Memory to write.
+    /// Memory that clients write.
     pub(crate) sink: BusAddr,
     /// Length of `sink` in bytes.
     pub(crate) sink_len: u64,
-    /// Seed of the pattern.
+    /// Seed of the pattern in `source`.
     pub(crate) seed: u64,
     /// Number of PUTs that arrived since the server started.
     pub(crate) puts: u64,
@@ -64,8 +65,8 @@ impl Offer {
         bytes
     }
 
-    /// Decodes an offer. Returns `None` if the peer is no server of this version or if a value is
-    /// invalid.
+    /// Decodes an offer. Returns `None` if the peer is not a server of this protocol version or if
+    /// a value is invalid.
     pub(crate) fn decode(word: impl Fn(usize) -> u64) -> Option<Self> {
         let offer = Self {
             vpid: Vpid::new(u16::try_from(word(1)).ok()?)?,

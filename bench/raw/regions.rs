@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
 //! Registered memory, transfers of any length and locks, for the scenarios `raw::atu_*`,
-//! `raw::large` and `raw::locks`. The program that gives the commands passes VPID and NLA between
-//! nodes.
+//! `raw::large` and `raw::locks`. The program that writes the commands passes VPIDs and NLAs
+//! between the nodes.
 
 use crate::{
     attached::Attached,
@@ -30,15 +30,15 @@ use wire::ids::{BusAddr, Nla, NodeId, Vpid};
 
 /// Size of the notification queue in bytes.
 pub(crate) const QUEUE_BYTES: u32 = 512 << 10;
-/// Maximum kernel memory of an offer or a copy in bytes.
+/// Maximum size in bytes of the kernel memory that an offer or a copy allocates.
 const MAX_OWN: usize = 64 << 20;
 /// Number of words between two voluntary preemption points.
 const STRIDE: usize = 4096;
 
-/// Kind of memory.
+/// Kind of memory that a command allocates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Single pages.
+    /// Single pages that are not contiguous.
     Pages,
     /// A virtually contiguous kernel buffer.
     Buffer,
@@ -57,7 +57,7 @@ impl Kind {
     }
 }
 
-/// Access path of the CPU to memory.
+/// Allocated memory, as the CPU accesses it.
 pub(crate) enum View {
     Words(Arc<DmaWords>),
     Pages(Arc<PageList>),
@@ -91,7 +91,8 @@ impl View {
         }
     }
 
-    /// Registers `bytes` bytes of the memory from byte `first` of the first page on. May sleep.
+    /// Registers `bytes` bytes of the memory, beginning at byte `first` of the first page. May
+    /// sleep.
     fn register_range(
         &self,
         nic: &Arc<Nic>,
@@ -102,7 +103,7 @@ impl View {
         let View::Pages(pages) = self else {
             return Err(EINVAL);
         };
-        // The other bytes of these pages belong to this module too.
+        // The whole pages may be exposed, because all of their bytes belong to this module.
         let whole = WholePages::EXPOSED;
         nic.atu()
             .register_range(vpid, pages.clone(), first, bytes, access, whole)
@@ -131,8 +132,8 @@ impl View {
         }
     }
 
-    /// Returns the first of `words` words that differs from the pattern, which begins at word
-    /// `first`.
+    /// Returns the index of the first word in `words` that differs from the pattern. Word 0 is
+    /// compared with pattern word `first`.
     fn mismatch(&self, mut words: Range<usize>, seed: Option<u64>, first: u64) -> Option<usize> {
         words.find(|i| {
             if i % STRIDE == 0 {
@@ -143,7 +144,7 @@ impl View {
     }
 }
 
-/// Memory with a port. Fields are dropped in this order.
+/// Memory that peers may access through a port. Fields are dropped in this order.
 pub(crate) struct Offer {
     region: Option<Region>,
     engine: Engine,
@@ -154,18 +155,18 @@ pub(crate) struct Offer {
     pub(crate) received: Option<Arc<Received>>,
 }
 
-/// Revokes the region while the port is open, so that its NLAs are free at once.
+/// Revokes the region while the port is open, so that the NLAs of the region are free at once.
 impl Drop for Offer {
     fn drop(&mut self) {
         if let Some(region) = self.region.take() {
-            // NLAs stay reserved while commands are unanswered.
+            // The result is ignored. NLAs stay reserved while commands are unanswered.
             let _ = region.revoke();
         }
     }
 }
 
-/// Allocates `bytes` bytes of memory filled with the pattern (zeros for seed 0) and registers them,
-/// unless their kind is unregistered. May sleep.
+/// Allocates `bytes` bytes of memory filled with the pattern, or with zeros for `None`. Registers
+/// them, unless their kind needs no registration. May sleep.
 pub(crate) fn memory(
     nic: &Arc<Nic>,
     vpid: Vpid,
@@ -185,8 +186,8 @@ pub(crate) fn memory(
 }
 
 impl Offer {
-    /// Opens a port, allocates `bytes` bytes of memory filled with the pattern (zeros for seed 0)
-    /// and registers them.
+    /// Opens a port. Allocates and registers `bytes` bytes of memory filled with the pattern, or
+    /// with zeros for `None`.
     fn new(nic: &Arc<Nic>, words: &Words, bytes: usize, seed: Option<u64>) -> Result<Self> {
         let mut setup = Setup::default();
         let received = if words.listen {
@@ -214,7 +215,7 @@ impl Offer {
         })
     }
 
-    /// Returns the engine and its VPID.
+    /// Returns the engine of the offer and its VPID.
     pub(crate) fn engine(&self) -> (Submitter, Vpid) {
         (self.engine.submitter(), self.engine.requester().vpid())
     }
@@ -235,7 +236,7 @@ impl Offer {
     }
 }
 
-/// Returns the word `bytes` after a check.
+/// Returns the value of the word `bytes` after a check.
 pub(crate) fn bytes(words: &Words, report: &mut Report<'_>) -> Result<usize> {
     let bytes = words.bytes as usize;
     if bytes == 0 || bytes % PAGE != 0 {
@@ -247,7 +248,7 @@ pub(crate) fn bytes(words: &Words, report: &mut Report<'_>) -> Result<usize> {
     Ok(bytes)
 }
 
-/// Command `offer`: registers memory for peers.
+/// Command `offer`: registers memory and opens it to peers.
 pub(crate) fn offer(attached: &Attached, words: &Words, report: &mut Report<'_>) -> Result {
     let bytes = bytes(words, report)?;
     let mut place = attached.offer();
@@ -273,8 +274,8 @@ pub(crate) fn offer(attached: &Attached, words: &Words, report: &mut Report<'_>)
     Ok(())
 }
 
-/// Command `offered`: shows the state of the offer. Compares its memory with the pattern of `seed`,
-/// or with zeros for seed 0.
+/// Command `offered`: shows the state of the offer. Compares the memory of the offer with the
+/// pattern of `seed`, or with zeros if the seed is 0.
 pub(crate) fn offered(attached: &Attached, words: &Words, report: &mut Report<'_>) -> Result {
     let place = attached.offer();
     let Some(offer) = place.as_ref() else {
@@ -285,8 +286,8 @@ pub(crate) fn offered(attached: &Attached, words: &Words, report: &mut Report<'_
     compare_words(&offer.view, offer.words.clone(), words.seed, 0, report)
 }
 
-/// Reports the first of `bytes` / 8 words that differs from the pattern, which begins at word
-/// `first` (seed 0: from zeros).
+/// Compares `bytes` / 8 words with the pattern, beginning at pattern word `first`, or with zeros if
+/// the seed is 0. Reports the index of the first word that differs.
 pub(crate) fn compare(
     view: &View,
     bytes: usize,
@@ -311,7 +312,7 @@ fn compare_words(
     }
 }
 
-/// Command `revoke`: ends the region; memory and port stay.
+/// Command `revoke`: ends the region of the offer. Memory and port stay.
 pub(crate) fn revoke(attached: &Attached, report: &mut Report<'_>) -> Result {
     let region = match &mut *attached.offer() {
         Some(offer) => offer.region.take(),
@@ -343,7 +344,7 @@ pub(crate) fn destination(words: &Words, report: &mut Report<'_>) -> Result<Dest
         node: NodeId(node as u16),
         vpid: Vpid::new(words.vpid as u16).ok_or(EINVAL)?,
         traffic_class: words.tc as u8,
-        // The peer's error counter shows rejected accesses.
+        // GETs request no notification, because the peer's error counter shows rejected accesses.
         notify: if words.get {
             Notify::Nothing
         } else {
@@ -362,8 +363,8 @@ pub(crate) fn outcome(result: Result<(), RmaError>, report: &mut Report<'_>) -> 
     }
 }
 
-/// Command `copy`: one transfer between new local memory and NLA (or bus address) `nla` + `offset`
-/// of a peer. Verifies it if that is possible on this node.
+/// Command `copy`: performs one transfer between new local memory and the NLA (or bus address)
+/// `nla` + `offset` of a peer. Verifies the data if it is in local memory.
 pub(crate) fn copy(
     nic: &Arc<Nic>,
     words: &Words,
@@ -399,7 +400,7 @@ pub(crate) fn copy(
     Ok(())
 }
 
-/// Command `lock`: `count` times fetch-compare-and-add on lock `number`.
+/// Command `lock`: performs `count` fetch-compare-and-add operations on lock `number`.
 pub(crate) fn lock(
     nic: &Arc<Nic>,
     words: &Words,
@@ -411,7 +412,7 @@ pub(crate) fn lock(
     let engine = Engine::new(requester, notifications)?;
     let (mut successes, mut value, mut timeouts) = (0, 0, 0);
     for i in 0..words.count {
-        // Both units behave equally (G16).
+        // Both units must behave equally (G16), so the test alternates between them.
         let at = if i % 2 == 0 {
             LockTarget::Completer
         } else {

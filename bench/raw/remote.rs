@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Commands for registers (`rra`, `backdoor`), memory (`smfu`) and events of this and other nodes,
-//! for tests.
+//! Test commands for registers (`rra`, `backdoor`), memory (`smfu`) and events of this node and
+//! other nodes.
 
 use crate::{attached::Attached, notices, report::Report, window};
 use extoll_core::{
@@ -21,10 +21,10 @@ use wire::{
     regs::pcie,
 };
 
-/// Device behind a node in root-port mode.
+/// PCI device behind a node in root-port mode.
 const DEVICE: Bdf = Bdf::new(1, 0, 0);
 
-/// Words of a command. Numbers are decimal, or hexadecimal with 0x.
+/// Values of the words of a command. Numbers are decimal, or hexadecimal with the prefix 0x.
 pub(crate) struct Words {
     pub(crate) op: Op,
     method: Method,
@@ -52,18 +52,18 @@ pub(crate) struct Words {
 pub(crate) enum Op {
     Read,
     Write,
-    /// Writes in rounds, each confirmed by the other side's `Follow`.
+    /// Writes in rounds. The other node runs `Follow` and confirms each round.
     Lead,
     Follow,
-    /// Accesses the own exported memory.
+    /// Accesses the exported memory of this node.
     Local,
-    /// Accesses many registers at a time.
+    /// Accesses many registers in one batch.
     Batch,
-    /// Begins a transaction with a backdoor and drops it unfinished.
+    /// Begins a backdoor transaction and drops it before its end.
     Undo,
     /// Opens memory to other nodes for a limited time.
     Target,
-    /// Uses a window and drops it at once.
+    /// Opens a window, stores through it, and closes it at once.
     Reuse,
     /// Opens a window that stays until the NIC is removed.
     Park,
@@ -172,7 +172,7 @@ pub(crate) fn run<'a>(
         if words.op == Op::Park {
             return window::park(attached, &words, report);
         }
-        // Holds the NIC for the duration of the command.
+        // The run holds a reference to the NIC for the duration of the command.
         let run = attached.begin(Delta::from_secs(60))?;
         let nic = run.nic()?;
         command(&nic, &words, report)
@@ -193,7 +193,7 @@ impl Words {
         RegOffset(u32::try_from(self.offset).unwrap_or(u32::MAX))
     }
 
-    /// Runs `f`; if `atomic` is set, with a spinlock held and interrupts disabled.
+    /// Calls `f`. If `atomic` is set, a spinlock is held and interrupts are disabled.
     fn context<R>(&self, f: impl FnOnce() -> R) -> Result<R> {
         if !self.atomic {
             return Ok(f());
@@ -233,8 +233,8 @@ fn registers(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     }
 }
 
-/// Writes a series of values to `count` registers from `offset` on and reads them back, both as one
-/// batch. Alternates between `node` and, if given, node `value`.
+/// Writes a series of values to `count` registers from `offset` on, and reads them back. One batch
+/// contains all accesses. They alternate between `node` and node `value`, if `value` is not 0.
 fn batch(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let other = NodeId(w.value as u16);
     let node = |n: usize| {
@@ -264,7 +264,8 @@ fn batch(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     report.number("failed", failed as u64)
 }
 
-/// Accesses the configuration space of the device behind a node: `offset`, `bytes`.
+/// Reads or writes `bytes` bytes at `offset` in the configuration space of the device behind a
+/// node.
 fn backdoor(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     if w.op == Op::Undo {
         return undo(nic, w, report);
@@ -272,7 +273,8 @@ fn backdoor(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let (doors, wait) = (nic.backdoors(), w.wait());
     let (register, bytes) = (w.offset as u16, w.bytes as u8);
     if w.op == Op::Local {
-        // Not for the own node, because completions go to the FIFO from now on.
+        // The node must not be this node, because its completions go to the backdoor's FIFO from
+        // now on.
         return Ok(doors.enable(w.node, wait)?);
     }
     let start = Instant::<Monotonic>::now();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Server that returns pings and offers memory to RMA. One work item does all work; interrupts
-//! start it.
+//! Server that answers pings and offers memory to RMA. A single work item does all work; interrupts
+//! queue it.
 
 use crate::{
     memory,
@@ -30,15 +30,16 @@ use wire::ids::Vpid;
 
 /// Size of the mailbox and of the notification queue in bytes.
 pub(crate) const QUEUE_BYTES: u32 = 512 << 10;
-/// Number of bytes offered for reading: twice the largest transfer, so that transfers differ.
+/// Number of bytes offered for reading: twice the largest transfer, so that transfers can use
+/// different offsets.
 const SOURCE_BYTES: usize = 2 << 20;
 /// Number of bytes offered for writing.
 const SINK_BYTES: usize = 1 << 20;
-/// Time in ms for which the server polls for the next message of a polling client.
+/// Time in ms for which the server polls for the next message after a message of a polling client.
 const POLL_MS: i64 = 1000;
-/// Maximum lease in ms that a peer may request.
+/// Maximum time in ms that a peer may request in [`ASK`].
 const MAX_LEASE_MS: u64 = 60_000;
-/// Seed of the pattern of the memory offered for reading.
+/// Seed of the pattern in the memory that is offered for reading.
 const SEED: u64 = 0x5EED_0001;
 
 /// Server of one NIC.
@@ -74,8 +75,8 @@ struct Reply {
     payload: [u8; MAX_LEN as usize],
 }
 
-/// Ports are declared before memory, because closing a port makes the NIC reject late packets for
-/// the memory.
+/// State that the work item uses. Ports are declared, and so dropped, before memory, because
+/// closing a port makes the NIC reject late packets for the memory.
 struct Inner {
     nic: Handle,
     sender: Sender,
@@ -95,7 +96,8 @@ enum Step {
     Worked,
     /// The mailbox was empty.
     Empty,
-    /// The mailbox has messages, but no credit is free; `writable` will start the work item.
+    /// The mailbox has messages, but no credit for the reply is free; `writable` will queue the
+    /// work item.
     Blocked,
 }
 
@@ -113,7 +115,7 @@ impl WorkItem for Server {
     }
 }
 
-/// Client that starts the work item.
+/// Client of the ports that queues the work item.
 struct Kick(Arc<Server>);
 
 impl Kick {
@@ -136,7 +138,7 @@ impl Client for Kick {
 }
 
 impl Server {
-    /// Opens the ports and starts to serve. May sleep.
+    /// Opens the ports and starts to answer messages. May sleep.
     pub(crate) fn start(nic: &Handle, vpid: Vpid) -> Result<Arc<Self>> {
         let source = memory::allocate(nic, SOURCE_BYTES)?;
         let sink = memory::allocate(nic, SINK_BYTES)?;
@@ -166,34 +168,35 @@ impl Server {
         )?;
         let kick = Arc::new(Kick(server.clone()), GFP_KERNEL)?;
         sender.attach(kick.clone());
-        // The work item finds the mailbox empty and unmasks the interrupt.
+        // Queues the work item, which finds the mailbox empty and unmasks the interrupt.
         kick.kick();
         Ok(server)
     }
 
-    /// Returns VPIDs of VELO and RMA, and counters. Waits while a message is being processed. May
-    /// sleep.
+    /// Returns the VPIDs of VELO and RMA, and the counters. Waits while the work item processes
+    /// messages. May sleep.
     pub(crate) fn show(&self) -> Option<(Vpid, Vpid, Counts)> {
         let inner = self.inner.lock();
         let inner = inner.as_ref()?;
         Some((inner.sender.vpid(), inner.requester.vpid(), inner.counts))
     }
 
-    /// Closes the ports. Returns the time until which a peer may still write to the memory that is
-    /// freed now. May sleep.
+    /// Closes the ports and frees the memory. Returns the time until which a peer may still write
+    /// to the freed memory. May sleep.
     pub(crate) fn stop(self: &Arc<Self>) -> Option<Instant<Monotonic>> {
         self.closing.store(true, Relaxed);
         if let Some(inner) = self.inner.lock().as_ref() {
             inner.sender.detach();
         }
-        // No code starts the work item any more.
+        // The ports' clients are detached, so nothing queues the work item again.
         work::cancel_sync(self);
         let inner = self.inner.lock().take()?;
         inner.sender.close();
         inner.mailbox.close();
         inner.requester.close();
         inner.notifications.close();
-        // The memory is freed after the NIC rejects all accesses of peers.
+        // The memory can be freed now, because the NIC rejects all accesses of peers after the
+        // ports are closed.
         drop((inner.source, inner.sink));
         inner.lease
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Counterparts of user programs' operations by the kernel API: streams of messages, streams of
-//! transfers between registered memories, and registration itself. `make bench` compares both.
+//! Kernel counterparts of user programs' operations: streams of messages, streams of transfers
+//! between registered memories, and registration itself. `make bench` compares kernel and user
+//! programs.
 
 use crate::{
     attached::Run,
@@ -27,8 +28,8 @@ use kernel::{
 };
 use wire::ids::{Nla, Unit};
 
-/// Number of messages after which the sender requests a reply. Two such parts may be in flight: a
-/// quarter of the mailbox.
+/// Number of messages after which the sender requests a reply. Up to twice this number may be in
+/// flight, which fill a quarter of the mailbox.
 const PART: u64 = 512;
 
 fn since(begin: Instant<Monotonic>) -> u64 {
@@ -36,7 +37,7 @@ fn since(begin: Instant<Monotonic>) -> u64 {
 }
 
 /// Command `rate`: sends `count` messages of `size` bytes in one direction. Ends when the server
-/// has received the last one.
+/// has confirmed the last message.
 pub(crate) fn rate(
     run: &Run<'_>,
     nic: &Arc<Nic>,
@@ -61,7 +62,7 @@ pub(crate) fn rate(
     };
     let send = |tag, irq| waiter.send(|| sender.send(header(tag, irq), message));
     let mut armed = false;
-    // In polling mode the first message must wake the server.
+    // In polling mode, the first message must interrupt the server, which does not poll then.
     send(ping, true)?;
     answer(waiter, peer, ping, &mut armed, &mut mailbox)?;
     let begin = Instant::now();
@@ -88,7 +89,7 @@ pub(crate) fn rate(
     report.number("elapsed_ns", elapsed)
 }
 
-/// Waits for the server's reply to a message with this tag.
+/// Waits for the server's reply to a message with `tag`.
 fn answer(
     waiter: &Waiter,
     peer: &Peer,
@@ -116,8 +117,9 @@ fn answer(
     )
 }
 
-/// Command `stream`: `count` transfers of `len` bytes each between new local memory and NLA `nla` +
-/// `offset` of a peer, always the same bytes. PUTs end when all have arrived at the peer.
+/// Command `stream`: performs `count` transfers of `len` bytes each between new local memory and
+/// the NLA `nla` + `offset` of a peer. All transfers use the same bytes. A stream of PUTs ends when
+/// all PUTs have arrived at the peer.
 pub(crate) fn stream(
     run: &Run<'_>,
     nic: &Arc<Nic>,
@@ -134,7 +136,7 @@ pub(crate) fn stream(
         );
     }
     let seed = (!words.get).then_some(words.seed);
-    // Memory is dropped before the port, so that no late access reaches it.
+    // `requester` is declared before the region, so that the region is dropped before the port.
     let (requester, mut notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let (region, view) = regions::memory(nic, requester.vpid(), words, bytes, seed)?;
     let Some(region) = &region else {
@@ -215,7 +217,7 @@ struct Flow<'a> {
     waiter: &'a Waiter,
     notifications: &'a mut Notifications,
     armed: bool,
-    /// Number of passes that found notifications.
+    /// Number of polls that found notifications.
     wakeups: u64,
 }
 
@@ -231,7 +233,7 @@ impl Flow<'_> {
         }
     }
 
-    /// Waits for notifications of this kind without an error. Returns their number.
+    /// Waits for notifications of `kind` without an error. Returns their number.
     fn take(&mut self, kind: NotificationType, report: &mut Report<'_>) -> Result<u64> {
         let node = self.peer.node;
         let (number, bad): (usize, Option<Notification>) = self.waiter.until(
@@ -257,8 +259,8 @@ impl Flow<'_> {
         }
     }
 
-    /// Waits until the peer's completer has answered a lock operation that changes no value. The
-    /// peer then has all earlier PUTs.
+    /// Waits until the peer's completer has answered a lock operation that changes no value. All
+    /// earlier PUTs have arrived at the peer then.
     fn confirm(&mut self, requester: &Requester, report: &mut Report<'_>) -> Result {
         let to = self.peer(NotifySpec {
             requester: false,
@@ -271,8 +273,8 @@ impl Flow<'_> {
     }
 }
 
-/// Command `register`: registers and revokes memory of `bytes` bytes `count` times, without any
-/// access in between.
+/// Command `register`: registers and revokes memory of `bytes` bytes `count` times. The memory is
+/// not accessed in between.
 pub(crate) fn register(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Result {
     let bytes = regions::bytes(words, report)?;
     let (requester, _notifications) = nic.rma().open(None, QUEUE_BYTES)?;

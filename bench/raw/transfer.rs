@@ -31,10 +31,10 @@ use wire::ids::{BusAddr, Unit};
 pub(crate) const MAX_SIZE: usize = 1 << 20;
 /// Maximum number of transfers in flight.
 pub(crate) const MAX_INFLIGHT: usize = 64;
-/// Maximum memory for transfers in flight in bytes.
+/// Maximum size in bytes of the memory for all transfers in flight.
 const MAX_MEMORY: usize = 16 << 20;
-/// Time in ms for which memory of an aborted run must stay, because late responses may still be
-/// written.
+/// Time in ms for which memory of an aborted run is not freed, because late responses may still be
+/// written to it.
 const PARK_MS: i64 = 2000;
 /// Seed of the data that PUTs write.
 const PUT_SEED: u64 = 0x5EED_0002;
@@ -44,9 +44,9 @@ const MAX_PUTS: u64 = QUEUE_BYTES as u64 / 16 / 2;
 /// Direction of the data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
-    /// From the server.
+    /// GET: from the server.
     Get,
-    /// To the server.
+    /// PUT: to the server.
     Put,
 }
 
@@ -64,14 +64,14 @@ pub(crate) struct Job {
 /// Local memory of one transfer in flight.
 struct Slot {
     memory: DmaWords,
-    /// Offset in the server's memory while in flight.
+    /// Offset in the server's memory of the transfer in flight; `None` if the slot is free.
     busy: Option<u64>,
-    /// Offset of the last transfer that wrote the memory.
+    /// Offset in the server's memory of the last GET that wrote this memory.
     last: Option<u64>,
 }
 
-/// Ports are declared before memory, because closing a port makes the NIC reject late packets for
-/// the memory.
+/// RMA port and memory of a run. The port is declared, and so dropped, before memory, because
+/// closing a port makes the NIC reject late packets for the memory.
 struct Ports {
     requester: Requester,
     notifications: Notifications,
@@ -79,7 +79,7 @@ struct Ports {
     in_flight: usize,
 }
 
-/// Memory that an aborted run left; kept until late responses cannot arrive any more.
+/// Memory that an aborted run left. It is freed after late responses can no longer arrive.
 pub(crate) struct PendingMemory(Option<Ports>);
 
 impl Drop for PendingMemory {
@@ -87,13 +87,13 @@ impl Drop for PendingMemory {
         if let Some(ports) = self.0.take() {
             ports.requester.close();
             ports.notifications.close();
-            // The NIC rejects all further accesses to the memory.
+            // The memory can be freed now, because the NIC rejects all further accesses to it.
             drop(ports.slots);
         }
     }
 }
 
-/// Connection to the server.
+/// Exchanges control messages with the server.
 struct Control<'a> {
     peer: &'a Peer,
     waiter: &'a Waiter,
@@ -146,7 +146,7 @@ impl Control<'_> {
     }
 }
 
-/// Runs the job: requests the server's memory, transfers, verifies.
+/// Runs the job: requests the server's memory, performs the transfers, and verifies the data.
 pub(crate) fn run(
     run: &mut Run<'_>,
     nic: &Arc<Nic>,
@@ -192,7 +192,7 @@ pub(crate) fn run(
     }
     let mut inflight = job.inflight.min(MAX_MEMORY / job.size).max(1);
     if job.direction == Direction::Put {
-        // Each slot has its own range of the server's memory.
+        // Each slot needs a separate range of the server's memory.
         inflight = inflight.min((room / job.size as u64) as usize).max(1);
     }
     inflight = inflight.min(job.count as usize);
@@ -290,12 +290,12 @@ struct Flow<'a> {
     armed: bool,
     posted: u64,
     done: u64,
-    /// Number of passes that found notifications.
+    /// Number of polls that found notifications.
     batches: u64,
 }
 
-/// Returns the offset in the server's memory for transfer `index`: spread over the memory, at
-/// multiples of 64 bytes.
+/// Returns the offset in the server's memory for transfer `index`. Offsets are multiples of 64
+/// bytes, spread over the memory.
 fn source_offset(job: &Job, offer: &Offer, index: u64) -> u64 {
     let span = offer.source_len - job.size as u64;
     (index * job.size as u64 % (span + 64).max(64)).min(span) & !63
@@ -337,7 +337,8 @@ impl Flow<'_> {
         Ok(())
     }
 
-    /// Posts all commands that are possible. Returns true if it stopped for lack of credit.
+    /// Posts commands until all are posted, all slots are in use, or no credit is free. Returns
+    /// true if no credit is free.
     fn post(&mut self) -> Result<bool> {
         let page = PageOptions {
             irq: self.peer.mode == Mode::Irq,
@@ -346,7 +347,8 @@ impl Flow<'_> {
         let get = self.job.direction == Direction::Get;
         let to = rma::Peer {
             notify: NotifySpec {
-                // A PUT is complete here after it was sent; the server counts its arrival.
+                // A PUT is complete on this side when it has been sent. The server counts its
+                // arrival.
                 requester: !get,
                 responder: false,
                 completer: true,
@@ -366,7 +368,8 @@ impl Flow<'_> {
             let local = slot.memory.address();
             let (offset, result) = if get {
                 let offset = source_offset(self.job, self.offer, self.posted);
-                // Cleared, so that data of an earlier transfer is not mistaken for this one's.
+                // Cleared, so that data of an earlier transfer is not mistaken for data of this
+                // transfer.
                 slot.memory.write(0, 0);
                 slot.memory.write(words - 1, 0);
                 let remote = BusAddr(self.offer.source.0 + offset);
@@ -401,8 +404,8 @@ impl Flow<'_> {
             return report.fail(EPROTO, fmt!("unexpected notification {n:?}"));
         }
         let len = self.job.size as u32;
-        // Requester and completer report the address of their own side (HW §10.4); the server's
-        // addresses may have the same values.
+        // The slot is found by the local address: requester and completer report the address of
+        // their own side (HW §10.4). The server's addresses may have equal values.
         let found = self.ports.slots.iter().position(|slot| {
             let last = last_fragment_start(slot.memory.address().0, len);
             slot.busy.is_some() && last == n.word0
@@ -441,7 +444,7 @@ impl Flow<'_> {
     }
 }
 
-/// Waits until the server has counted `count` PUTs since `before`.
+/// Waits until the server reports `count` PUTs more than in the offer `before`.
 fn arrived(control: &mut Control<'_>, before: &Offer, count: u64) -> Result {
     loop {
         let seen = control.ask()?.puts.wrapping_sub(before.puts);
@@ -456,7 +459,7 @@ fn arrived(control: &mut Control<'_>, before: &Offer, count: u64) -> Result {
     }
 }
 
-/// Compares every word of the last transfer of each slot. Returns the number of bytes.
+/// Compares every word of the last GET of each slot. Returns the number of bytes compared.
 fn verify_gets(ports: &Ports, job: &Job, offer: &Offer, report: &mut Report<'_>) -> Result<u64> {
     let mut bytes = 0;
     for slot in ports.slots.iter() {
@@ -474,7 +477,7 @@ fn verify_gets(ports: &Ports, job: &Job, offer: &Offer, report: &mut Report<'_>)
     Ok(bytes)
 }
 
-/// Reads the data of the PUTs back and compares it. Returns the number of bytes.
+/// Reads the data of the PUTs back and compares it. Returns the number of bytes compared.
 fn verify_puts(
     ports: &mut Ports,
     waiter: &Waiter,

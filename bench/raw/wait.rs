@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Waiting in a run: by interrupts or by polling, always until a deadline, a signal or the removal
-//! of the NIC.
+//! Waits of a run for messages and notifications, by interrupts or by polling. Each wait ends at
+//! the latest at a deadline, at a signal, or at the removal of the NIC.
 
 use extoll_core::{rma::SendError, vpid::Client};
 use kernel::{
@@ -17,12 +17,12 @@ use kernel::{
 use kernel_ext::sched::cond_resched;
 use wire::ids::Unit;
 
-/// Method of finding messages and notifications.
+/// Method by which a run finds messages and notifications.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
     /// By interrupts.
     Irq,
-    /// Reading the queue in memory repeatedly.
+    /// By reading the queue in memory repeatedly.
     Poll,
 }
 
@@ -41,7 +41,7 @@ struct Events {
     writable: bool,
 }
 
-/// Client of one of the two possible ports of a run.
+/// Client of the VELO port or of the RMA port of a run.
 pub(crate) struct PortClient {
     waiter: Arc<Waiter>,
     unit: Unit,
@@ -54,7 +54,7 @@ pub(crate) struct Waiter {
     events: SpinLockIrq<Events>,
     #[pin]
     changed: CondVar,
-    /// True when the NIC is being removed.
+    /// True after the removal of the NIC has begun.
     cancelled: AtomicFlag,
     deadline: Instant<Monotonic>,
 }
@@ -76,7 +76,7 @@ impl Client for PortClient {
 }
 
 impl Waiter {
-    /// Returns a waiter whose waits end after `timeout`.
+    /// Returns a waiter. All of its waits end `timeout` after this call.
     pub(crate) fn new(timeout: Delta) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
@@ -98,7 +98,8 @@ impl Waiter {
     /// Ends all waits with `ENODEV`. Any context.
     pub(crate) fn cancel(&self) {
         self.cancelled.store(true, Relaxed);
-        // Taken so that a waiter between its check and its sleep does not miss the wakeup.
+        // The lock is taken so that a waiter between its check and its sleep does not miss the
+        // wakeup.
         drop(self.events.lock());
         self.changed.notify_all();
     }
@@ -163,8 +164,8 @@ impl Waiter {
 
     /// Waits until `ready` returns a value from the queue of `unit`. May sleep.
     ///
-    /// `rearm` unmasks the interrupt and returns whether an entry is pending nevertheless. `armed`
-    /// keeps that state between calls.
+    /// `rearm` unmasks the interrupt and returns true if an entry is pending already. `armed`
+    /// stores between calls whether the interrupt is unmasked.
     pub(crate) fn until<Q, R>(
         &self,
         mode: Mode,
@@ -196,7 +197,7 @@ impl Waiter {
                         }
                     }
                     self.sleep_until(|e| core::mem::take(&mut e.interrupt[unit as usize]))?;
-                    // The VPID is masked now.
+                    // The interrupt handler has masked the VPID.
                     *armed = false;
                 }
             }

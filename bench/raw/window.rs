@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Commands for memory of other nodes (`smfu`), for tests.
+//! Test commands for memory of other nodes (`smfu`).
 
 use crate::{
     attached::Attached,
@@ -61,7 +61,7 @@ pub(crate) fn memory(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Resu
     }
     let at = w.offset as usize;
     let done = match w.op {
-        // The window is closed directly after the store.
+        // Dropping the window at the end of the function closes it directly after the store.
         Op::Reuse => mapping.write(at, w.value),
         Op::Write => (0..w.repeat)
             .try_for_each(|n| {
@@ -83,7 +83,7 @@ pub(crate) fn memory(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Resu
     }
 }
 
-/// Layout of the exported memory for `lead` and `follow`: round number, confirmation, data.
+/// Word indices in the exported memory for `lead` and `follow`: number of the round.
 const ROUND: usize = 0;
 const CONFIRMED: usize = 1;
 const DATA: usize = 8;
@@ -104,8 +104,8 @@ fn until<T>(mut f: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     Err(ETIMEDOUT)
 }
 
-/// Stores data and then the number of the round. Waits until a load returns the follower's
-/// confirmation.
+/// Command `smfu op=lead`: in each round, stores data and then the number of the round. Waits until
+/// a load returns the follower's confirmation.
 fn lead(mapping: &RemoteMemory, w: &Words, report: &mut Report<'_>) -> Result {
     mapping.write(ROUND * 8, 0u64)?;
     mapping.write(CONFIRMED * 8, 0u64)?;
@@ -118,7 +118,7 @@ fn lead(mapping: &RemoteMemory, w: &Words, report: &mut Report<'_>) -> Result {
         }
         mapping.write(ROUND * 8, round)?;
         mapping.flush();
-        // A load is ordered behind all earlier stores.
+        // A load must not overtake earlier stores.
         if w.count > 0
             && mapping.read::<u64>((DATA + w.count - 1) * 8)? != pattern(round, w.count - 1)
         {
@@ -135,7 +135,8 @@ fn lead(mapping: &RemoteMemory, w: &Words, report: &mut Report<'_>) -> Result {
     report.number("rounds", w.rounds)
 }
 
-/// Waits for each round's number in the own exported memory; all data must be present then.
+/// Command `smfu op=follow`: waits for the number of each round in this node's exported memory. All
+/// data of the round must have arrived before the number.
 fn follow(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let with =
         |f: &mut dyn FnMut(&DmaWords) -> u64| nic.smfu().with_exported(|m| f(m)).ok_or(ENODEV);
@@ -156,8 +157,8 @@ fn follow(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     report.number("bad", bad)
 }
 
-/// Opens memory to the interval for a limited time, and reports the word at `offset` afterwards.
-/// First checks that memory which is already open is rejected.
+/// Checks that memory which is already open is rejected. Opens memory to other nodes through the
+/// interval for a limited time, and reports the word at `offset` afterwards.
 fn target(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let smfu = nic.smfu();
     let number = w.interval.ok_or(EINVAL)?;
@@ -178,7 +179,7 @@ fn target(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     fsleep(Delta::from_millis(w.ms as i64));
     report.number("value", memory.read(w.offset as usize / 8))?;
     drop(target);
-    // No access arrives any more.
+    // The interval is closed, so accesses must have no effect.
     memory.write(w.offset as usize / 8, 0);
     fsleep(Delta::from_millis(w.ms as i64));
     report.number("after", memory.read(w.offset as usize / 8))

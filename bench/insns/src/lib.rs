@@ -5,8 +5,9 @@
 //! qemu-system-x86_64 … -plugin libextoll_insns.so,socket=PATH
 //! ```
 //!
-//! Each line that arrives on the socket is answered with `kernel N user N`: instructions of all
-//! CPUs since the start. `make bench` sends a line before and after each run (docs/bench.md).
+//! The plugin answers each line on the socket with `kernel N user N`: the number of instructions
+//! that all CPUs have executed since QEMU started. `make bench` sends a line before and after each
+//! run (docs/bench.md).
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
@@ -37,7 +38,7 @@ fn answer(stream: &UnixStream, counters: Counters) -> std::io::Result<()> {
     for request in BufReader::new(stream).lines() {
         request?;
         let (kernel, user) = counters.read();
-        // One write, so that the client never receives half a line.
+        // A single write, so that the client never receives half a line.
         (&mut &*stream).write_all(format!("kernel {kernel} user {user}\n").as_bytes())?;
     }
     Ok(())

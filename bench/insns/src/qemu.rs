@@ -1,26 +1,27 @@
-//! QEMU's plugin interface, version 7 (include/plugins/qemu-plugin.h, docs/devel/tcg-plugins.rst):
-//! the functions that counting needs, and all unsafe code of the plugin.
+//! Declarations of QEMU's plugin interface, version 7 (include/plugins/qemu-plugin.h,
+//! docs/devel/tcg-plugins.rst), that the counters need. All unsafe code of the plugin is here.
 
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::mem::MaybeUninit;
 
-/// Version of the interface in the declarations below. QEMU refuses to load plugins for versions
-/// that it does not support.
+/// Version of the plugin interface that the declarations below match. QEMU refuses to load plugins
+/// for versions that it does not support.
 #[no_mangle]
 #[allow(non_upper_case_globals)]
 pub static qemu_plugin_version: c_int = 7;
 
-/// Target for which [`crate::is_kernel`] is correct.
+/// Name of the only target whose address layout [`crate::is_kernel`] knows.
 const TARGET: &[u8] = b"x86_64";
 
-/// Number of CPUs for which QEMU allocates counters at first. With more CPUs it moves the counters.
+/// Number of CPUs for which QEMU allocates counters at first. QEMU moves the counters when more
+/// CPUs appear.
 const ROOM: c_int = 16;
 
-/// Results of [`qemu_plugin_install`].
+/// Result of [`qemu_plugin_install`] after success.
 const LOADED: c_int = 0;
 const REFUSED: c_int = 1;
 
-/// `QEMU_PLUGIN_INLINE_ADD_U64`.
+/// Operation code `QEMU_PLUGIN_INLINE_ADD_U64`: adds a constant to a counter.
 const ADD: c_uint = 0;
 
 #[repr(C)]
@@ -33,7 +34,7 @@ struct Scoreboard {
     _opaque: [u8; 0],
 }
 
-/// `qemu_info_t`.
+/// Description of the emulated machine (`qemu_info_t`).
 #[repr(C)]
 pub struct Info {
     target: *const c_char,
@@ -44,7 +45,7 @@ pub struct Info {
     most_processors: c_int,
 }
 
-/// `qemu_plugin_u64`: one number per CPU.
+/// Number that QEMU stores once for each CPU (`qemu_plugin_u64`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct PerCpu {
@@ -112,14 +113,15 @@ impl Counters {
     /// Returns the sums over all CPUs: kernel, user.
     pub fn read(self) -> (u64, u64) {
         let sum = |entry| {
-            // SAFETY: the entry is in a scoreboard of this plugin, which never moves, because there
-            // are up to ROOM CPUs (see `suits`). QEMU allows CPUs to add whole words concurrently.
+            // SAFETY: the entry is in a scoreboard of this plugin. The scoreboard never moves,
+            // because there are at most ROOM CPUs (see `suits`). QEMU allows CPUs to add whole
+            // words concurrently.
             unsafe { qemu_plugin_u64_sum(entry) }
         };
         (sum(self.kernel()), sum(self.user()))
     }
 
-    /// Makes a block count its instructions each time it is executed.
+    /// Makes QEMU add the block's instructions to the counters each time it executes the block.
     fn count(self, block: *mut Block) {
         // SAFETY: only `translated` calls this function, with the block that QEMU is translating.
         let (instructions, address) =
@@ -147,7 +149,7 @@ extern "C" fn translated(block: *mut Block, scoreboard: *mut c_void) {
     Counters { scoreboard }.count(block);
 }
 
-/// Checks that the emulated machine has a supported target and number of CPUs.
+/// Checks that QEMU emulates a supported target with a supported number of CPUs.
 fn suits(info: &Info, target: &[u8]) -> Result<(), String> {
     if !info.system_emulation || target != TARGET {
         return Err("only qemu-system-x86_64 is supported".into());
@@ -194,8 +196,8 @@ pub unsafe extern "C" fn qemu_plugin_install(
     LOADED
 }
 
-/// Starts a thread that receives no signals of the process. QEMU waits for some signals in its own
-/// threads and has no handlers for them.
+/// Starts a thread that receives no signals. QEMU waits for some signals in its own threads and has
+/// no handlers for them.
 pub fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = MaybeUninit::<libc::sigset_t>::uninit();
@@ -205,7 +207,7 @@ pub fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
-    // The new thread inherits the mask.
+    // The new thread inherits the signal mask of this thread.
     let thread = std::thread::Builder::new().name("insns".into()).spawn(work);
     // SAFETY: the call above has initialised the set. It cannot fail with valid arguments.
     unsafe {

@@ -1,5 +1,5 @@
-//! The plugin in QEMU. Instead of firmware the machine executes a known number of instructions: it
-//! enters 64-bit mode and loops first in the lower, then in the upper half of the address space.
+//! Tests of the plugin in QEMU. The firmware executes a known number of instructions: it enters
+//! 64-bit mode and loops first in the lower, then in the upper half of the address space.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Maximum time for QEMU to start and to execute everything.
+/// Maximum time for QEMU to start and to execute the firmware.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SIZE: usize = 0x1_0000;
-/// Offsets of the 64-bit code for the lower and the upper half, and of the segment table.
+/// Offset in the firmware of the 64-bit code for the lower half. `HIGH`: the code for the upper
+/// half; `TABLE`: the segment table.
 const LOW: usize = 0x100;
 const HIGH: usize = 0x200;
 const TABLE: usize = 0x300;
@@ -26,7 +27,8 @@ fn put(rom: &mut [u8], at: usize, parts: &[&[u8]]) {
     rom[at..at + code.len()].copy_from_slice(&code);
 }
 
-/// Returns code for `mov ecx, turns` and `turns` iterations of two instructions.
+/// Returns machine code for `mov ecx, turns` and a loop of two instructions that runs `turns`
+/// times.
 fn turns(turns: u32) -> Vec<u8> {
     let [a, b, c, d] = turns.to_le_bytes();
     vec![0xb9, a, b, c, d, 0xff, 0xc9, 0x75, 0xfc]
@@ -133,7 +135,7 @@ fn ask(stream: &mut BufReader<UnixStream>) -> (u64, u64) {
     }
 }
 
-/// Returns the counts after the machine has halted.
+/// Runs the firmware in QEMU. Returns the counts after the machine has halted.
 fn counted(low: u32, high: u32) -> (u64, u64) {
     let dir = Dir::new(&format!("{low}-{high}"));
     let (image, socket) = (dir.file("rom"), dir.file("socket"));

@@ -1,4 +1,4 @@
-//! Cost of one operation on the bus, from the emulator's counters.
+//! Bus accesses that one operation costs, from the emulator's counters.
 
 use crate::stats::{median, short};
 use anyhow::{Context, Result};
@@ -6,14 +6,14 @@ use extoll_emulator_api::control::{Client, NicCounters};
 use labctl::Lab;
 use serde::Serialize;
 
-/// Accesses between a host and its NIC.
+/// Number of accesses of each kind between a host and its NIC.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Bus {
     /// Stores to registers.
     pub register_writes: u64,
-    /// 8-byte stores to the VELO and RMA requester pages, which the CPU combines into bursts.
+    /// 8-byte stores to the VELO and RMA requester pages. The CPU combines them into bursts.
     pub window_stores: u64,
-    /// Loads.
+    /// Loads from registers.
     pub reads: u64,
     /// MSI messages.
     pub interrupts: u64,
@@ -73,7 +73,7 @@ impl Bus {
     }
 }
 
-/// Returns the accesses of both nodes so far.
+/// Returns the number of accesses of both nodes since the emulator started.
 ///
 /// # Errors
 /// When the emulator does not answer as expected.
@@ -85,7 +85,7 @@ pub fn buses(emulator: &mut Client) -> Result<[Bus; 2]> {
     Ok([Bus::of(a)?, Bus::of(b)?])
 }
 
-/// Accesses per operation.
+/// Accesses per operation, averaged over a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Rates {
     /// See [`Bus::register_writes`].
@@ -114,7 +114,8 @@ impl Rates {
     ];
 
     /// Returns the median cost per operation. The first run is the reference: it has `more`
-    /// operations fewer than each other run, and its cost is subtracted from theirs.
+    /// operations fewer than each other run. Its cost is subtracted from the cost of each other
+    /// run.
     pub fn marginal(runs: &[Bus], more: u64) -> Self {
         let Some((base, others)) = runs.split_first() else {
             return Self::default();
@@ -151,7 +152,7 @@ impl Rates {
     }
 }
 
-/// Frames of an interface, from statistics of the guest kernel.
+/// Frames of an interface, from the statistics of the guest's kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Frames {
     /// Frames sent.
@@ -160,8 +161,8 @@ pub struct Frames {
     pub received: u64,
     /// Bytes sent plus bytes received.
     pub bytes: u64,
-    /// Frames sent as announced frames, which the peer reads by GET (rendezvous). The others travel
-    /// in messages (eager).
+    /// Frames that the peer reads by GET (rendezvous). The other frames are sent in messages
+    /// (eager).
     pub rendezvous: u64,
 }
 
@@ -209,7 +210,7 @@ impl Frames {
     }
 }
 
-/// Name of the operation in runs over exn0.
+/// Name of the operation in runs over exn0, whose operations are frames.
 pub const FRAMES: &str = "frames";
 
 /// Counts of one node in a run.
@@ -217,17 +218,17 @@ pub const FRAMES: &str = "frames";
 pub struct Side {
     /// Name of the run.
     pub run: String,
-    /// Node.
+    /// Number of the node.
     pub node: usize,
     /// Name of the operation.
     pub operation: &'static str,
     /// Number of operations.
     pub operations: u64,
-    /// Bytes in those operations.
+    /// Bytes that those operations transferred.
     pub bytes: u64,
-    /// Frames of exn0, even in runs that do not use it.
+    /// Frames of exn0; zero in runs that do not use exn0.
     pub frames: Frames,
-    /// Bus accesses in total.
+    /// Total number of bus accesses.
     pub bus: Bus,
 }
 
@@ -268,8 +269,8 @@ impl Side {
     }
 }
 
-/// Counts the accesses of `run` on nodes 0 and 1. `run` returns the number of operations and their
-/// bytes, or `None` if the operations are the frames of exn0.
+/// Counts the accesses of nodes 0 and 1 during `run`. `run` returns the number of operations and
+/// their bytes, or `None` if the operations are the frames of exn0.
 ///
 /// # Errors
 /// When `run` fails or counters cannot be read.

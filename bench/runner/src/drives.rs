@@ -1,6 +1,7 @@
-//! Compares a drive of node 1 that node 0 has borrowed (vpci.ko) with the same model in node 0:
-//! instructions, interrupts, copied bytes, accesses to node 0's NIC and packets per read. Only reads
-//! are compared, because an emulated drive's own reads of memory are very slow over the fabric.
+//! Compares a drive of node 1 that node 0 has borrowed (vpci.ko) with a drive of the same model in
+//! node 0. The figures are instructions, interrupts, copied bytes, accesses to node 0's NIC and
+//! packets per read. Only reads are compared, because an emulated drive reads memory very slowly
+//! over the fabric.
 
 use crate::insns::{at_rest, passes_of, Row, Unit};
 use anyhow::{ensure, Context, Result};
@@ -10,8 +11,8 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 64;
 
-/// Like [`crate::insns::SPEC`], with a drive in each node. Both drives of node 0 are behind an
-/// IOMMU.
+/// Lab with a drive in each node; otherwise like [`crate::insns::SPEC`]. Both drives that node 0
+/// uses are behind an IOMMU.
 pub const SPEC: Spec = Spec::pair()
     .no_sshd()
     .ideal()
@@ -32,9 +33,9 @@ pub const SPEC: Spec = Spec::pair()
 
 /// Maximum time of a run.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// Maximum time until the lender's module leases the device, and until a driver finds a drive.
+/// Maximum time until the lender's module leases the device, and until a driver has found a drive.
 const BEGIN: Duration = Duration::from_secs(60);
-/// Numbers of reads in the two runs that are compared.
+/// Number of reads in the shorter of the two runs that are compared.
 const FEW: u64 = 16;
 const MANY: u64 = 272;
 
@@ -44,29 +45,30 @@ const READS: [(&str, &str, &str); 2] = [
     ("read128k", "reads of 128 KiB", "128k"),
 ];
 
-/// Figures of one kind of reads from one drive, per read.
+/// Figures of one kind of reads from one drive. All numbers are per read.
 #[derive(Debug, Clone, Serialize)]
 pub struct Drive {
-    /// `local` or `borrowed`.
+    /// Drive that was read: `local` or `borrowed`.
     pub subject: &'static str,
     /// Name of the workload.
     pub work: &'static str,
-    /// Interrupts of the drive.
+    /// Interrupts that the drive raised.
     pub interrupts: f64,
-    /// Bytes that node 0 copied between the pool and its driver's memory.
+    /// Bytes that node 0 copied between the memory of its driver and the pool that the drive can
+    /// access.
     pub copied: f64,
     /// Loads and stores of node 0 to its NIC, including the window to the drive.
     pub mmio: f64,
-    /// Packets of both NICs.
+    /// Packets that both NICs sent.
     pub packets: f64,
 }
 
-/// All figures.
+/// All figures of the measurement.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Drives {
     /// Instructions per read.
     pub rows: Vec<Row>,
-    /// Other counts per read.
+    /// Other figures per read.
     pub counts: Vec<Drive>,
 }
 
@@ -83,7 +85,7 @@ fn until(lab: &Lab, what: &str, node: usize, script: &str) -> Result<String> {
 }
 
 /// Returns the interrupts of a controller in node 0, the bytes copied for borrowed devices, node
-/// 0's accesses to its NIC, and packets.
+/// 0's accesses to its NIC, and the packets of both NICs.
 fn counted(lab: &Lab, controller: &str) -> Result<[u64; 4]> {
     let script = format!(
         "awk '/{controller}q/ {{n += $2}} END {{print n + 0}}' /proc/interrupts; \
@@ -115,7 +117,7 @@ fn read(lab: &Lab, controller: &str, size: &str, count: u64) -> Result<()> {
     lab.ok_for(0, &script, PATIENCE).map(drop)
 }
 
-/// Measures both drives, and reports each step to `progress`.
+/// Measures both drives, and reports each step by `progress`.
 ///
 /// # Errors
 /// When a program fails, or instructions are not counted.
@@ -205,7 +207,7 @@ impl Drives {
         rows.chain(counts).chain(ratios).collect()
     }
 
-    /// Returns the figures that are not in the table of instructions.
+    /// Returns the figures that are not in the table of instructions, as text.
     pub fn text(&self) -> String {
         let mut out = String::from("\nPer read from a drive in node 0\n\n");
         for d in &self.counts {

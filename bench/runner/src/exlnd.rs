@@ -1,6 +1,7 @@
-//! Compares kexlnd.ko with a driver over TCP (tests/lnet/sock.c) and with raw RMA. The stand-in for
-//! LNet (tests/lnet) sends the same requests over both drivers. TCP runs over exn0. Data are not
-//! checked, because that would take longer than the transfers.
+//! Compares kexlnd.ko with a driver over TCP (tests/lnet/sock.c) and with raw RMA.
+//!
+//! A module in place of LNet (tests/lnet) sends the same requests over both drivers. TCP runs over
+//! exn0. Data is not checked, because the check would take longer than the transfers.
 
 use crate::insns::Row;
 use crate::measure::{Effort, Pairs, RAW_TIMEOUT_MS};
@@ -12,12 +13,12 @@ use labctl::{pairs, Lab};
 use serde::Serialize;
 use std::time::Duration;
 
-/// Maximum time of a command beyond its own length.
+/// Time that a command may take in addition to its specified duration.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// VPID of `extoll_bench` during this measurement, because kexlnd uses the normal one.
+/// VPID of `extoll_bench` during this measurement, because kexlnd uses the default VPID.
 const RAW_VPID: u32 = 250;
 
-/// Driver that carries the messages.
+/// LNet driver that carries the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Over {
@@ -28,7 +29,7 @@ pub enum Over {
 }
 
 impl Over {
-    /// Returns the name in the summary.
+    /// Returns the name of the driver in the summary.
     pub fn subject(self) -> &'static str {
         match self {
             Self::Ex => "exlnd",
@@ -42,13 +43,14 @@ impl Over {
 pub struct Ask {
     /// Name in the summary.
     pub name: &'static str,
-    /// Title in tables.
+    /// Title of the request in tables.
     pub title: &'static str,
     kind: &'static str,
     /// Size of the bulk data in bytes.
     size: u64,
     in_flight: u32,
-    /// Numbers of requests in the two runs that count instructions; `None`: not counted.
+    /// Numbers of requests in the two runs that count instructions; `None` if instructions are not
+    /// counted.
     pub counted: Option<[u64; 2]>,
 }
 
@@ -149,10 +151,10 @@ pub const ASKS: [Ask; 14] = [
     ),
 ];
 
-/// Both networks, with a service on both nodes.
+/// Both networks, and a service on both nodes.
 pub struct Nets<'a> {
     lab: &'a Lab,
-    /// NIDs of node 1.
+    /// NID of node 1 in the kexlnd network.
     ex: String,
     tcp: String,
 }
@@ -170,7 +172,7 @@ fn serve_raw(lab: &Lab, options: &str) -> Result<()> {
         lab.raw(node, "stop")?;
     }
     for node in 0..2 {
-        // The module waits for late writes to its previous memory.
+        // The command fails while the module waits for late writes to its previous memory.
         lab.until("extoll_bench serves", PATIENCE, |lab| {
             Ok(lab.raw(node, &format!("serve {options}")).is_ok())
         })?;
@@ -202,7 +204,7 @@ impl<'a> Nets<'a> {
 
     /// Ends services, networks and drivers.
     ///
-    /// # Errors
+    /// When a service, a network or a driver does not end.
     /// When one of these does not end.
     pub fn end(self) -> Result<()> {
         for node in 0..2 {
@@ -217,7 +219,7 @@ impl<'a> Nets<'a> {
         serve_raw(self.lab, "")
     }
 
-    /// Sends requests for the given length, `count=N` or `seconds=N`.
+    /// Sends requests until the limit `length` is reached: `count=N` or `seconds=N`.
     ///
     /// # Errors
     /// When an RPC fails.
@@ -252,28 +254,29 @@ impl<'a> Nets<'a> {
     }
 }
 
-/// One figure.
+/// Speed of one kind of request in one repetition.
 #[derive(Debug, Clone, Serialize)]
 pub struct Sample {
     /// Number of the repetition.
     pub repetition: usize,
-    /// `exlnd`, `exlnd.tcp`, or `raw` for RMA GETs of the same size, 8 in flight.
+    /// Source of the figure: `exlnd`, `exlnd.tcp`, or `raw` for RMA GETs of the same size, 8 in
+    /// flight.
     pub of: &'static str,
     /// Name of the request.
     pub ask: &'static str,
     /// RPCs or transfers per second.
     pub per_s: f64,
-    /// Other values in the output.
+    /// Other values in the output of the command.
     pub details: Pairs,
 }
 
-/// Runs RMA GETs by node 0 from node 1.
+/// Runs RMA GETs of node 0 from node 1.
 fn raw(lab: &Lab, peer: u64, size: u64, effort: &Effort) -> Result<Pairs> {
     let count = (effort.raw_bytes / size).clamp(64, 4096);
     lab.raw(0, &format!("get node={peer} vpid={RAW_VPID} size={size} count={count} inflight=8 timeout_ms={RAW_TIMEOUT_MS}"))
 }
 
-/// Measures all kinds of requests and raw RMA in each repetition.
+/// Measures all kinds of requests and raw RMA in each repetition. Reports each step by `progress`.
 ///
 /// # Errors
 /// When an RPC or a transfer fails.
@@ -318,20 +321,20 @@ pub fn measure(
     Ok(all)
 }
 
-/// A ratio of speeds.
+/// Ratio of the speeds of two sources.
 #[derive(Debug, Clone, Serialize)]
 pub struct Compared {
     /// Name of the request.
     pub ask: &'static str,
-    /// Numerator.
+    /// Source that is the numerator.
     pub of: &'static str,
-    /// Denominator.
+    /// Source that is the denominator.
     pub to: &'static str,
-    /// Median over the repetitions, smallest, largest.
+    /// Median, minimum and maximum of the ratio over the repetitions.
     pub ratio: Spread,
 }
 
-/// Returns the ratios of the samples.
+/// Compares the speeds of the samples, request by request.
 pub fn compare(samples: &[Sample]) -> Vec<Compared> {
     let mut all = Vec::new();
     for ask in &ASKS {

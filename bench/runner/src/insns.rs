@@ -1,9 +1,10 @@
 //! Instructions that the nodes execute per operation, separately for kernel and user space. Unlike
-//! times they depend neither on the machine nor on its load.
+//! times, they depend neither on the host nor on its load.
 //!
-//! Every workload is a fixed number of operations. Each pass runs it twice, with few and with many
-//! operations. The difference is the cost of the additional operations, without starting programs,
-//! connecting and closing. The work of idle nodes in that time is subtracted.
+//! Every workload is a fixed number of operations. Each pass runs the workload twice, with few and
+//! with many operations. The difference is the cost of the additional operations; starting
+//! programs, connecting and closing cancel out. The instructions of idle nodes in that time are
+//! subtracted.
 
 use crate::drives::Drives;
 use crate::exlnd::{self, Ask, Nets, Over, ASKS};
@@ -17,7 +18,7 @@ use labctl::{Instructions, Lab, Spec};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Nodes of the measurement. Idle nodes use HLT, which executes no instructions, regardless of how
+/// Lab for the measurement. Idle nodes use HLT, which executes no instructions, regardless of how
 /// long the kernel expects to be idle.
 pub const SPEC: Spec = Spec::pair()
     .bench_nics()
@@ -29,12 +30,12 @@ pub const SPEC: Spec = Spec::pair()
 
 /// Maximum time of a run.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Time to wait after a run until processes have ended and timers of the last packets have expired.
+/// Time to wait after a run, so that processes end and timers of the last packets expire.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Time during which idle nodes are measured.
+/// Duration of the measurement of idle nodes.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Unit of the figures.
+/// Unit of work that the figures are divided by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unit {
@@ -44,11 +45,11 @@ pub enum Unit {
     RoundTrip,
     /// A message in one direction.
     Message,
-    /// Registration and revocation of 2 MiB.
+    /// Registration and revocation of 2 MiB of memory.
     Registration,
     /// A read from a drive.
     Read,
-    /// A request of LNet's stand-in with its answer and bulk data.
+    /// RPC of the module in place of LNet: a request, its answer and bulk data.
     Rpc,
 }
 
@@ -78,22 +79,22 @@ impl Unit {
 enum Worker {
     /// A stream of `netperf` over a device, in KiB.
     Stream(Device),
-    /// A stream of `netperf` that bypasses TCP, by calls of this number of KiB in whole pages. The
-    /// data are sent from the program's memory (true) or copied.
+    /// A stream of `netperf` that bypasses TCP. Each call sends this number of KiB from whole
+    /// pages. True: data is sent from the program's memory; false: data is copied.
     Large(u64, bool),
-    /// Requests of `netperf` over a device, by TCP or UDP.
+    /// TCP or UDP requests of `netperf` over a device.
     Request(Device, Test),
-    /// A command of `extoll_bench` and its message size, with the unit driven as in exn.
+    /// A command of `extoll_bench` and its message size. The command drives the unit as exn does.
     Raw(&'static str, u64),
-    /// Messages of this number of bytes.
+    /// A stream of VELO messages of this number of bytes.
     Rate(u64),
-    /// A unit with registered memory, through one of the APIs.
+    /// An operation of a unit on registered memory of this size, through one of the APIs.
     Unit(What, u64, Api),
-    /// Requests of LNet's stand-in.
+    /// Requests of the module in place of LNet.
     Rpc(Over, Ask),
 }
 
-/// A workload.
+/// A workload, with the names that it has in tables.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     subject: &'static str,
@@ -101,18 +102,18 @@ struct Work {
     title: &'static str,
     unit: Unit,
     worker: Worker,
-    /// Numbers of operations in the two runs that are compared.
+    /// Number of operations in the shorter of the two runs that are compared.
     few: u64,
     many: u64,
 }
 
 impl Work {
-    /// Returns the name in the summary.
+    /// Returns the name of the workload in the summary.
     fn key(&self) -> String {
         format!("{}.{}", self.subject, self.name)
     }
 
-    /// Returns the number of units in a number of operations.
+    /// Returns the number of units of work in this number of operations.
     fn units(&self, operations: u64) -> u64 {
         match (self.unit, self.worker) {
             (Unit::Kib, Worker::Raw(_, size) | Worker::Unit(_, size, _)) => {
@@ -135,7 +136,7 @@ impl Work {
                 many: 104 << 10,
             });
         }
-        // From 1 MiB on, data are sent without a copy by default.
+        // Calls of at least 1 MiB send data without a copy by default.
         for (name, title, size, lent) in [
             ("large1m", "stream by calls of 1 MiB, lent", 1024, true),
             ("large1m_copied", "the same, copied", 1024, false),
@@ -223,7 +224,7 @@ impl Work {
         for (subject, api) in [("kernel_api", Api::Kernel), ("user", Api::User)] {
             let unit = |what, size| Worker::Unit(what, size, api);
             if api == Api::User {
-                // With the kernel API this is the raw unit.
+                // With the kernel API, this workload is that of the raw unit.
                 all.push(trips(
                     subject,
                     "VELO ping-pong, 64 bytes",
@@ -281,7 +282,7 @@ impl Work {
                 netperf(EXTL, what, &format!("-m {size}K -M {size}K"))?;
                 let after = not_copied(lab)?;
                 let share = [0, 1].map(|i| (after[i] - before[i]) as f64 / (count * 1024) as f64);
-                // Data that arrive before the reader calls are copied.
+                // Data that arrives before the reader calls is copied.
                 let right = |share: f64| if lent { share > 0.9 } else { share == 0.0 };
                 ensure!(
                     share.iter().all(|share| right(*share)),
@@ -293,7 +294,7 @@ impl Work {
                 netperf(device, format!("-t {what}_RR -l -{count}"), "-r 64,64")?;
             }
             Worker::Raw("pingpong", size) => {
-                // `verified` is larger, because it includes the warm-up.
+                // `verified` is larger than `count`, because it includes the warm-up.
                 let done = number(&raw("pingpong", size, "")?, "count")?;
                 ensure!(done == count as f64, "{done} of {count} round trips");
             }
@@ -327,7 +328,7 @@ impl Work {
     }
 }
 
-/// The lab with everything that workloads need.
+/// The lab with everything that the workloads need.
 struct Place<'a> {
     lab: &'a Lab,
     peer: u64,
@@ -335,8 +336,8 @@ struct Place<'a> {
     nets: Option<Nets<'a>>,
 }
 
-/// Returns the bytes that node 0 has sent from a program's memory, and the bytes that node 1 has
-/// fetched into a program's memory.
+/// Returns the number of bytes that node 0 sent from a program's memory without a copy, and the
+/// number that node 1 fetched into a program's memory.
 fn not_copied(lab: &Lab) -> Result<[u64; 2]> {
     let one = |node, name: &str| -> Result<u64> {
         let script = format!("sed -n 's/^{name} //p' /sys/kernel/debug/af_extl/nics");
@@ -358,14 +359,14 @@ fn since(now: Nodes, before: Nodes) -> Nodes {
     [now[0] - before[0], now[1] - before[1]]
 }
 
-/// Instructions of nodes 0 and 1 in the two runs of one pass, `[kernel, user]` of each.
+/// Instructions of nodes 0 and 1 in the two runs of one pass: `[kernel, user]` of each node.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Pass {
     /// Counts with few operations.
     pub few: [[u64; 2]; 2],
     /// Counts with many operations.
     pub many: [[u64; 2]; 2],
-    /// Seconds by which the second run was longer.
+    /// Time in seconds by which the run with many operations was longer.
     pub seconds: f64,
 }
 
@@ -394,8 +395,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Returns the instructions per unit, one value per pass. `chosen` gets a node and a half (0:
-    /// kernel, 1: user) and returns true if their instructions count.
+    /// Returns the instructions per unit, one value per pass. Counts only instructions for which
+    /// `chosen` returns true; its arguments are the node and the space (0: kernel, 1: user).
     fn of(&self, chosen: impl Fn(usize, usize) -> bool) -> Vec<f64> {
         let cells = (0..2).flat_map(|node| (0..2).map(move |half| (node, half)));
         let cells: Vec<_> = cells.filter(|(node, half)| chosen(*node, *half)).collect();
@@ -409,12 +410,12 @@ impl Row {
         self.passes.iter().map(per).collect()
     }
 
-    /// Returns the sum of both nodes; `None` if there are no passes.
+    /// Returns the sum of both nodes' instructions per unit; `None` if there are no passes.
     pub fn total(&self) -> Option<Spread> {
         Spread::of(&self.of(|_, _| true))
     }
 
-    /// Returns the figure of one node.
+    /// Returns the instructions of one node per unit; `None` if there are no passes.
     pub fn of_node(&self, node: usize) -> Option<Spread> {
         Spread::of(&self.of(|n, _| n == node))
     }
@@ -459,14 +460,15 @@ impl Row {
 pub struct Figures {
     /// Instructions per second of the idle nodes 0 and 1 with exn0 up, `[kernel, user]` of each.
     pub quiet: [[f64; 2]; 2],
-    /// Workloads.
+    /// Figures of each workload.
     pub rows: Vec<Row>,
-    /// Figures of a borrowed drive, measured in other nodes.
+    /// Figures of a borrowed drive, which are measured in another lab.
     pub drives: Option<Drives>,
 }
 
-/// Measures the workloads whose names, such as `extl.tcp_rr`, are `wanted`, and reports each step
-/// to `progress`. Nodes must be prepared by [`crate::measure::prepare`]. Takes exn0 down.
+/// Measures the workloads for whose names, such as `extl.tcp_rr`, `wanted` returns true. Reports
+/// each step by `progress`. [`crate::measure::prepare`] must have prepared the nodes. Takes exn0
+/// down.
 ///
 /// # Errors
 /// When a program fails, instructions are not counted, or no workload is wanted.
@@ -502,7 +504,7 @@ pub fn measure(
         }
         if matches!(work.worker, Worker::Unit(..)) && place.units.is_none() {
             place.units = Some(Bench::start(lab, peer)?);
-            // Idle nodes do less work with exn0 down.
+            // Measures the idle nodes again, because they do less work with exn0 down.
             now = at_rest(lab)?;
         }
         progress(&format!("instructions of {}, {}", work.subject, work.title));
@@ -523,7 +525,7 @@ pub fn measure(
     })
 }
 
-/// Returns the instructions of the idle nodes per second.
+/// Returns the number of instructions that each idle node executes per second.
 pub fn at_rest(lab: &Lab) -> Result<[[f64; 2]; 2]> {
     let before = read(lab)?;
     let start = Instant::now();
@@ -533,8 +535,8 @@ pub fn at_rest(lab: &Lab) -> Result<[[f64; 2]; 2]> {
     Ok(added.map(|node| node.map(|n| n as f64 / seconds)))
 }
 
-/// Runs few operations and many, `passes` times. One more run of few operations before that does
-/// not count.
+/// Runs few operations and many operations, `passes` times each. An additional run of few
+/// operations before the passes does not count.
 ///
 /// # Errors
 /// When `run` fails or instructions are not counted.
@@ -579,7 +581,7 @@ fn one(place: &Place<'_>, work: &Work, passes: usize, quiet: [[f64; 2]; 2]) -> R
     })
 }
 
-/// Returns the table.
+/// Returns the table of instructions per operation.
 pub fn text(figures: &Figures) -> String {
     let drives = figures.drives.iter().flat_map(|d| &d.rows);
     let rows: Vec<Vec<String>> = figures.rows.iter().chain(drives).map(Row::cells).collect();
@@ -658,7 +660,7 @@ mod tests {
         keys.dedup();
         assert_eq!(keys.len(), all.len());
         for work in &all {
-            // The short run must use all slots for transfers, too.
+            // The short run must fill all slots for transfers, too.
             assert!(work.few >= 8 && work.many >= 5 * work.few, "{work:?}");
         }
         let units = |subject, name| {
