@@ -1,9 +1,9 @@
-//! `make bench`: compares exn, virtio-net and e1000e in one pair of nodes, with the raw VELO and
-//! RMA units as the limit.
+//! `make bench`: compares exn, virtio-net and e1000e in one pair of nodes. The raw VELO and RMA
+//! units are the upper limit.
 //!
-//! Everything runs in emulation, so times say nothing about hardware. The output contains ratios of
-//! figures that were taken directly after each other in the same nodes. It also contains counts of
-//! bus accesses and instructions, which do not depend on the machine (docs/bench.md).
+//! The nodes are emulated, so times say nothing about hardware. The output contains ratios of
+//! figures that were measured directly after each other in the same nodes. It also contains counts
+//! of bus accesses and instructions, which do not depend on the host (docs/bench.md).
 #![forbid(unsafe_code)]
 
 mod counts;
@@ -32,14 +32,14 @@ use std::time::{Duration, Instant};
 #[derive(Parser)]
 #[command(about = "Compares exn with virtio-net, e1000e and the raw units, in one pair of nodes")]
 struct Args {
-    /// Fewer and shorter repetitions
+    /// Measure with fewer and shorter repetitions
     #[arg(long)]
     quick: bool,
     /// Measure only this part
     #[arg(long, value_name = "PART")]
     only: Option<Part>,
-    /// Count instructions only of workloads whose names in the summary contain one of these words,
-    /// separated by commas, such as extl.tcp_rr
+    /// Count instructions only of workloads whose names in the summary contain one of these words.
+    /// Words are separated by commas, for instance extl.tcp_rr,large
     #[arg(long, value_name = "NAMES")]
     work: Option<String>,
     /// Output file for the results in JSON; the summary is written next to it as summary.json
@@ -48,12 +48,12 @@ struct Args {
     /// Name of the lab to use
     #[arg(long, default_value = "bench", value_name = "X")]
     lab: String,
-    /// Revision of the sources, for the results
+    /// Revision of the sources, which is stored in the results
     #[arg(long, default_value = "unknown", value_name = "TEXT")]
     revision: String,
 }
 
-/// Parts that can be measured alone.
+/// Parts of the benchmark that can be measured alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     /// Ratios, bus accesses, kernel API and user space
@@ -64,10 +64,11 @@ enum Part {
     Exlnd,
 }
 
-/// Timing is ideal. Delays of the fabric would be equal for all drivers and hide their differences.
+/// The lab for ratios. It uses the ideal timing model, because delays of the fabric would be equal
+/// for all drivers and hide their differences.
 const SPEC: Spec = Spec::pair().bench_nics().no_sshd().ideal();
 
-/// Progress output on stderr.
+/// Progress output on stderr. Each line shows the time since this instant.
 struct Progress(Instant);
 
 impl Progress {
@@ -127,7 +128,7 @@ fn run(args: &Args) -> Result<()> {
     store(&args.output, &results)?;
     store(&summary, &summary::of(&results))?;
     print!("{}", results.text());
-    // In the build root, /out is out/ of the work tree.
+    // The directory /out of the build root is out/ of the work tree.
     let shown = |path: &Path| path.strip_prefix("/").unwrap_or(path).display().to_string();
     progress.step(&format!(
         "done; all figures are in {}, the summary is in {}",
@@ -143,7 +144,7 @@ fn store(path: &Path, what: &impl serde::Serialize) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Boots two nodes and prepares them. The result includes the node ID of node 1.
+/// Boots two nodes and prepares them. Returns the lab and the node ID of node 1.
 fn boot(name: &str, spec: &Spec, results: &mut Results) -> Result<(Lab, u64)> {
     let lab = Lab::up(name, spec)?;
     results.setup.extend(report::guest_setup(&lab)?);
@@ -213,7 +214,7 @@ fn compare_devices(
     Ok(())
 }
 
-/// Counts instructions in separate nodes, because counting makes nodes slower and needs emulated
+/// Counts instructions in separate nodes, because nodes that count are slower and need emulated
 /// CPUs.
 fn count_instructions(
     args: &Args,
@@ -257,7 +258,8 @@ fn count_all(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> Re
             0,
             &format!("ping -q -c {pings} -i 0.005 -w 40 -s {size} 10.2.0.2"),
         )?;
-        // With -w ping sends one more packet if the last answer is late.
+        // The check allows additional packets, because ping -w sends one more packet if the last
+        // answer is late.
         ensure!(
             out.contains(&format!(" {pings} received")),
             "frames were lost: {out}"
@@ -265,7 +267,7 @@ fn count_all(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> Re
         Ok(None)
     };
     let mut all = Vec::new();
-    // Headers add 42 bytes.
+    // The Ethernet, IP and ICMP headers add 42 bytes.
     for size in [56, 1400, 60_000] {
         all.extend(counted(
             lab,

@@ -1,4 +1,4 @@
-//! The measurements.
+//! Measurements of devices and raw units over time.
 
 use crate::parse::{iperf3, netperf, number};
 use anyhow::{ensure, Context, Result};
@@ -7,22 +7,22 @@ use serde::Serialize;
 use serde_json::{json, Value};
 use std::time::Duration;
 
-/// A network device that is measured. Both nodes have one in the same network.
+/// A network device to measure. Both nodes have such a device in the same network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
     /// Name in results.
     pub name: &'static str,
-    /// First three bytes of the addresses; node N has N + 1 as the last byte.
+    /// First three bytes of the IP addresses. Node N has N + 1 as the last byte.
     pub network: &'static str,
     /// Port of the iperf3 server for this device on node 1.
     pub port: u16,
     /// Port of the netperf server for this device on node 1.
     pub netserver: u16,
-    /// Prefix of the command lines of programs.
+    /// Command that runs programs on this device; prefix of their command lines.
     pub by: &'static str,
 }
 
-/// The interfaces of `lab up --bench-nics`, and exn.
+/// Interfaces that `lab up --bench-nics` adds, and exn0.
 pub const DEVICES: [Device; 3] = [
     Device {
         name: "exn",
@@ -47,7 +47,7 @@ pub const DEVICES: [Device; 3] = [
     },
 ];
 
-/// Sockets of AF_EXTL over exn's network, used by the same programs. Only TCP's tests run on them.
+/// Sockets of AF_EXTL in exn's network, for the same programs. Only the tests of TCP run on them.
 pub const EXTL: Device = Device {
     name: "extl",
     network: "10.2.0",
@@ -60,14 +60,16 @@ pub const EXTL: Device = Device {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Test {
-    /// One TCP stream from node 0 to node 1, bit/s. Raw: GETs of 64 KiB, eight in flight.
+    /// One TCP stream from node 0 to node 1, in bit/s. For the raw units: GETs of 64 KiB, eight in
+    /// flight.
     Tcp1,
-    /// Four TCP streams, the sum of their rates in bit/s.
+    /// Four TCP streams; the sum of their rates in bit/s.
     Tcp4,
-    /// TCP request and response of 64 bytes each, transactions/s. Raw: like `UdpRr`.
+    /// TCP request and response of 64 bytes each, in transactions/s. For the raw units: like
+    /// `UdpRr`.
     TcpRr,
-    /// UDP request and response of 64 bytes each, transactions/s. Raw: VELO ping-pong with
-    /// interrupts.
+    /// UDP request and response of 64 bytes each, in transactions/s. For the raw units: VELO
+    /// ping-pong with interrupts.
     UdpRr,
 }
 
@@ -109,24 +111,24 @@ impl Test {
     }
 }
 
-/// One measured figure.
+/// One measured value.
 #[derive(Debug, Clone, Serialize)]
 pub struct Sample {
     /// Number of the repetition.
     pub repetition: usize,
     /// Name of the device, or `raw`.
     pub device: &'static str,
-    /// Test of the figure.
+    /// Test that measured the value.
     pub test: Test,
     /// Unit of the value.
     pub unit: &'static str,
     /// Measured value.
     pub value: f64,
-    /// Other values in the program's output.
+    /// Other values from the output of the program.
     pub details: Value,
 }
 
-/// Lengths and numbers of measurements.
+/// Durations and numbers of measurements.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Effort {
     /// Number of repetitions of every comparison.
@@ -135,7 +137,7 @@ pub struct Effort {
     pub seconds: u32,
     /// Number of round trips of each raw ping-pong.
     pub round_trips: u32,
-    /// Number of bytes of each raw run, which has 64 to 4096 transfers.
+    /// Number of bytes that each raw run transfers, in 64 to 4096 transfers.
     pub raw_bytes: u64,
     /// Number of runs of the raw units at each size.
     pub raw_passes: usize,
@@ -145,9 +147,9 @@ pub struct Effort {
     pub counted_passes: usize,
 }
 
-/// Time limit beyond the length of a measurement.
+/// Time that a command may take in addition to the duration of its measurement.
 const SLACK: Duration = Duration::from_secs(60);
-/// Size of the raw transfers that are compared with TCP, about that of exn's largest frame.
+/// Size in bytes of the raw transfers that are compared with TCP; similar to exn's largest frame.
 pub const RAW_SIZE: u64 = 65536;
 /// Time-out of a command of `extoll_bench` in ms.
 pub const RAW_TIMEOUT_MS: u32 = 60_000;
@@ -155,14 +157,14 @@ pub const RAW_TIMEOUT_MS: u32 = 60_000;
 /// Starts the servers on node 1 and loads the raw module on both nodes.
 ///
 /// # Errors
-/// When one of these does not start.
+/// When a server or the module does not start.
 pub fn prepare(lab: &Lab) -> Result<()> {
     for node in 0..2 {
         let tunables = "af_extl.ask_ms=20 af_extl.asks=50 af_extl.accept_ms=2000";
         lab.ok(node, &modules::modprobe("af_extl", tunables))?;
     }
-    // One server per device, because a server that was just used may still be busy with its last
-    // client.
+    // Each device has its own server, because a server may still be busy with the client of another
+    // device.
     for Device { port, by, .. } in DEVICES.into_iter().chain([EXTL]) {
         lab.ok(1, &format!("{by}iperf3 -s -D -p {port} >/dev/null"))?;
     }
@@ -184,15 +186,15 @@ pub fn prepare(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of connections of node 0 whose data have bypassed TCP.
+/// Returns the number of connections of node 0 that bypassed TCP.
 fn direct(lab: &Lab) -> Result<u64> {
     let count = "sed -n 's/^Waiting+UseStreams //p' /proc/net/extl_stat";
     // The line is missing if the number is zero.
     Ok(lab.ok(0, count)?.trim().parse().unwrap_or(0))
 }
 
-/// Runs a program of a device, which opens `connections` connections. Connections of AF_EXTL must
-/// bypass TCP.
+/// Runs a program that opens `connections` connections over a device. All connections of AF_EXTL
+/// must bypass TCP.
 ///
 /// # Errors
 /// When the program fails, or a connection of AF_EXTL used TCP.
@@ -216,7 +218,7 @@ pub fn by(
     Ok(said)
 }
 
-/// Returns the reasons why connections of both nodes used TCP since the modules were loaded.
+/// Returns the reasons for which connections of both nodes used TCP since the modules were loaded.
 fn reasons(lab: &Lab) -> String {
     let of = |node| {
         let lines = "grep '^fallback-' /proc/net/extl_stat | grep -v ' 0$' | tr '\\n' ' '";
@@ -226,7 +228,7 @@ fn reasons(lab: &Lab) -> String {
     format!("{}, {}", of(0), of(1))
 }
 
-/// Runs one test once.
+/// Runs one test once on one device.
 ///
 /// # Errors
 /// When the program fails or prints unexpected output.
@@ -295,10 +297,10 @@ pub fn raw_once(lab: &Lab, peer: u64, repetition: usize, effort: &Effort) -> Res
     ])
 }
 
-/// `key value` lines of a raw run.
+/// `key value` lines of the output of a raw run.
 pub type Pairs = std::collections::BTreeMap<String, String>;
 
-/// Runs GETs or PUTs.
+/// Runs GETs or PUTs, as `verb` says.
 ///
 /// # Errors
 /// When the command fails.
@@ -312,7 +314,7 @@ pub fn transfer(lab: &Lab, verb: &str, peer: u64, size: u64, effort: &Effort) ->
     )
 }
 
-/// Runs round trips.
+/// Runs round trips of VELO messages.
 ///
 /// # Errors
 /// When the command fails.

@@ -16,7 +16,8 @@ pub struct Stream {
 /// Parses the report of `iperf3 -J`.
 ///
 /// # Errors
-/// When the text is not a report, or the run has failed. The error then contains iperf3's message.
+/// When the text is not a report, or the run has failed. If the run has failed, the error contains
+/// iperf3's message.
 pub fn iperf3(text: &str) -> Result<Stream> {
     let report: Value =
         serde_json::from_str(text).with_context(|| format!("iperf3 printed no JSON: {text}"))?;

@@ -1,4 +1,4 @@
-//! Results as JSON and as text.
+//! Results of all measurements, as JSON and as text.
 
 use crate::counts::Side;
 use crate::exlnd;
@@ -16,19 +16,19 @@ use std::collections::BTreeMap;
 /// Version of the JSON file's layout.
 const SCHEMA: u32 = 1;
 
-/// Raw runs that are the reference for the others.
+/// Raw runs, with size in bytes, to which other raw runs are compared.
 const REFERENCES: [(&str, u64); 2] = [("VELO ping-pong irq", 64), ("RMA GET", 65536)];
 
-/// Runs of the raw units at one size.
+/// Runs of one raw unit at one size.
 #[derive(Debug, Clone, Serialize)]
 pub struct RawRow {
     /// Name of the run.
     pub run: String,
     /// Bytes per message or transfer.
     pub size: u64,
-    /// Bytes per second, in both directions for round trips.
+    /// Bytes per second. For round trips, the sum of both directions.
     pub bytes_per_s: f64,
-    /// Operations per second, median of the passes. For round trips it is derived from their median
+    /// Operations per second, median of the passes. For round trips, computed from their median
     /// time.
     pub operations_per_s: f64,
     /// Output of the module in each pass.
@@ -59,51 +59,51 @@ impl RawRow {
     }
 }
 
-/// A ratio of the table.
+/// A ratio in the table.
 #[derive(Debug, Clone, Serialize)]
 pub struct Ratio {
-    /// Test of the ratio.
+    /// Test whose values are divided.
     pub test: Test,
     /// Numerator: exn or AF_EXTL.
     pub of: &'static str,
     /// Denominator: another device or the raw units.
     pub to: &'static str,
-    /// Median over the repetitions, smallest, largest.
+    /// Median, minimum and maximum of the ratio over the repetitions.
     pub ratio: Spread,
 }
 
-/// All results.
+/// All results of a run of the benchmark.
 #[derive(Debug, Serialize)]
 pub struct Results {
-    /// Version of the layout, [`SCHEMA`].
+    /// Version of the file's layout, [`SCHEMA`].
     pub schema: u32,
     /// Revision of the sources.
     pub revision: String,
     /// True with `--quick`.
     pub quick: bool,
-    /// Lengths and repetitions.
+    /// Durations and repetitions.
     pub effort: Effort,
     /// Duration of the run in seconds.
     pub seconds: u64,
     /// Versions and properties of guests and host.
     pub setup: BTreeMap<String, String>,
-    /// Ratios of the samples.
+    /// Ratios that are computed from `samples`.
     pub ratios: Vec<Ratio>,
-    /// Single figures in the order of measurement.
+    /// Single values in the order of measurement.
     pub samples: Vec<Sample>,
-    /// Bus accesses.
+    /// Bus accesses of both nodes.
     pub counts: Vec<Side>,
-    /// Raw units by size.
+    /// Figures of the raw units at each size.
     pub raw: Vec<RawRow>,
-    /// Units by kernel API and from user space.
+    /// Figures of the units, used through the kernel API and from user space.
     pub units: Vec<units::Row>,
-    /// Ratios of `units`.
+    /// Ratios that are computed from `units`.
     pub unit_ratios: Vec<units::Compared>,
-    /// RPCs by kexlnd.ko and TCP, and raw RMA.
+    /// Speeds of RPCs over kexlnd.ko and over TCP, and of raw RMA.
     pub exlnd: Vec<exlnd::Sample>,
-    /// Ratios of `exlnd`.
+    /// Ratios that are computed from `exlnd`.
     pub exlnd_ratios: Vec<exlnd::Compared>,
-    /// Instructions per operation.
+    /// Instructions per operation; `None` if they were not counted.
     pub instructions: Option<insns::Figures>,
 }
 
@@ -137,7 +137,7 @@ impl Results {
             .collect()
     }
 
-    /// Computes the ratios.
+    /// Computes the ratios from the measured values.
     pub fn summarise(&mut self) {
         let names = DEVICES.iter().map(|d| d.name);
         let of_exn = names.clone().filter(|n| *n != "exn").map(|to| ("exn", to));
@@ -263,7 +263,7 @@ impl Results {
     }
 }
 
-/// Returns properties of the guests.
+/// Returns the properties of the guests, such as versions and memory.
 ///
 /// # Errors
 /// When a node does not answer.
@@ -291,7 +291,7 @@ pub fn guest_setup(lab: &Lab) -> Result<BTreeMap<String, String>> {
     Ok(all)
 }
 
-/// Returns properties of the host.
+/// Returns the properties of the host, such as CPUs and load.
 pub fn host_setup() -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let mut note = |key: &str, value: String| all.insert(key.to_string(), value.trim().to_string());

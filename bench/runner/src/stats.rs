@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Returns the median; `None` without values.
+/// Returns the median; `None` if there are no values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut v: Vec<f64> = values.iter().copied().filter(|x| x.is_finite()).collect();
     v.sort_by(f64::total_cmp);
@@ -17,16 +17,16 @@ pub fn median(values: &[f64]) -> Option<f64> {
 /// Median and range of ratios.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// Median.
+    /// Median of the ratios.
     pub median: f64,
-    /// Smallest.
+    /// Smallest ratio.
     pub min: f64,
-    /// Largest.
+    /// Largest ratio.
     pub max: f64,
 }
 
 impl Spread {
-    /// Computes median and range of values; `None` without values.
+    /// Computes median and range of values; `None` if there are no values.
     pub fn of(values: &[f64]) -> Option<Self> {
         Some(Self {
             median: median(values)?,
@@ -48,7 +48,7 @@ impl std::fmt::Display for Spread {
     }
 }
 
-/// Returns the ratios of values from the same repetition. A value without a partner is left out.
+/// Divides values of the same repetition, upper by lower. Values without a partner are left out.
 pub fn ratios(upper: &[(usize, f64)], lower: &[(usize, f64)]) -> Vec<f64> {
     upper
         .iter()

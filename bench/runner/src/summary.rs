@@ -1,10 +1,10 @@
-//! A flat map from name to number, for comparing runs.
+//! Summary of a run: a flat map from names to numbers, for comparison with other runs.
 
 use crate::exlnd;
 use crate::report::Results;
 use std::collections::BTreeMap;
 
-/// Digits that are kept after the decimal point; the figures are less accurate than this.
+/// Number of decimal places in the summary. The figures are less accurate than this.
 const DIGITS: i32 = 4;
 
 fn rounded(x: f64) -> f64 {
@@ -13,7 +13,7 @@ fn rounded(x: f64) -> f64 {
 }
 
 /// Returns the medians of ratios, named `OF.TEST.vs_TO`, and of instructions, named by
-/// [`crate::insns::Row::summary`]. Parts that were not measured are left out.
+/// [`crate::insns::Row::summary`]. Parts that were not measured have no names in the map.
 pub fn of(results: &Results) -> BTreeMap<String, f64> {
     let ratios = results.ratios.iter().map(|r| {
         let key = format!("{}.{}.vs_{}", r.of, r.test.key(), r.to);

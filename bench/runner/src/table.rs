@@ -1,7 +1,7 @@
 //! Tables of aligned text.
 
-/// Formats a table with the first column aligned left, the others right, and a line below the
-/// headings.
+/// Formats a table with a line below the headings. The first column is aligned left, the others
+/// right.
 pub fn render(head: &[&str], rows: &[Vec<String>]) -> String {
     let columns = rows
         .iter()

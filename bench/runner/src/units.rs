@@ -1,4 +1,5 @@
-//! The units by kernel API and from user space: comparison, and cost of each operation on the bus.
+//! Comparison of the units through the kernel API and from user space, and the bus accesses of each
+//! operation.
 
 use crate::counts::{buses, Bus, Rates};
 use crate::measure::{Effort, RAW_TIMEOUT_MS};
@@ -12,13 +13,13 @@ use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Size of the memory on node 1 for transfers, which is the maximum length of a command.
+/// Size in bytes of the memory of node 1 that transfers access; the maximum length of a command.
 const MEMORY: u64 = 8 << 20;
-/// Number of transfers in flight.
+/// Maximum number of transfers in flight.
 const INFLIGHT: u32 = 8;
-/// Transfer size that is the reference for throughput.
+/// Transfer size in bytes whose throughput is the reference for other sizes.
 const REFERENCE: u64 = 65536;
-/// Size of the memory that is registered.
+/// Size in bytes of the memory that a registration covers.
 const REGISTERED: u64 = 2 << 20;
 /// Timeout of the programs in seconds.
 const TIMEOUT: u64 = 60;
@@ -27,38 +28,38 @@ const TIMEOUT: u64 = 60;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
-    /// VELO messages in both directions; half of the median round-trip time.
+    /// Half of the median round-trip time of VELO messages.
     HalfRoundTrip,
-    /// VELO messages in one direction.
+    /// Rate of VELO messages in one direction.
     MessageRate,
-    /// RMA GETs.
+    /// Stream of RMA GETs.
     Get,
-    /// RMA PUTs.
+    /// Stream of RMA PUTs.
     Put,
     /// Registration and deregistration of memory in pages of 4 KiB.
     Page,
-    /// Registration and deregistration of a huge page of 2 MiB, from user space only.
+    /// Registration and deregistration of a huge page of 2 MiB. Only user space can do this.
     HugePage,
 }
 
-/// A measurement.
+/// A measurement of one operation at one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Case {
     /// Kind of measurement.
     pub what: What,
     /// Bytes per message, transfer or page.
     pub size: u64,
-    /// True polls instead of using interrupts.
+    /// True to poll, false to use interrupts.
     pub polling: bool,
 }
 
-/// API that runs a measurement.
+/// API through which a measurement uses the NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Api {
-    /// `extoll_bench.ko` by the kernel API.
+    /// Kernel API, used by `extoll_bench.ko`.
     Kernel,
-    /// `extoll-perf`, a process with the device files.
+    /// Device files, used by the program `extoll-perf`.
     User,
 }
 
@@ -141,20 +142,20 @@ impl Case {
     }
 }
 
-/// A measurement by one API.
+/// Results of a measurement through one API.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     /// The measurement.
     #[serde(flatten)]
     pub case: Case,
-    /// The API.
+    /// API that was used.
     pub api: Api,
-    /// Operations in each pass.
+    /// Number of operations in each pass.
     pub operations: u64,
-    /// Nanoseconds per operation in each pass.
+    /// Time per operation of each pass in nanoseconds.
     pub ns: Vec<f64>,
-    /// Bus accesses per operation on nodes 0 and 1, median of the passes. Each pass is compared
-    /// with a pass of one operation, so that opening and closing do not count.
+    /// Bus accesses per operation on nodes 0 and 1, median of the passes. The accesses of a pass
+    /// with a single operation are subtracted, so that opening and closing do not count.
     pub bus: [Rates; 2],
 }
 
@@ -162,16 +163,16 @@ pub struct Row {
 pub struct Bench<'a> {
     lab: &'a Lab,
     peer: u64,
-    /// Memory of node 1, as words of a command.
+    /// VPID and NLA of the memory of node 1, as words of a command.
     memory: String,
-    /// `extoll-perf serve` on node 1.
+    /// The program `extoll-perf serve` on node 1.
     server: Option<Running>,
 }
 
 impl<'a> Bench<'a> {
     pub fn start(lab: &'a Lab, peer: u64) -> Result<Self> {
         for node in 0..2 {
-            // Only the measurement may use the NICs.
+            // Takes exn0 down, so that only the measurement uses the NICs.
             lab.ok(node, "ip link set exn0 down")?;
         }
         let offer = lab.raw(1, &format!("offer kind=pages access=rw bytes={MEMORY}"))?;
@@ -204,7 +205,7 @@ impl<'a> Bench<'a> {
         self.lab.raw(1, "withdraw").map(|_| ())
     }
 
-    /// Runs a measurement with `count` repetitions. Returns nanoseconds per operation.
+    /// Runs a measurement with `count` repetitions. Returns the time per operation in nanoseconds.
     pub fn run(&self, case: Case, api: Api, count: u64) -> Result<f64> {
         match api {
             Api::Kernel => self.kernel(case, count),
@@ -291,7 +292,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Measures all cases by both APIs, directly after each other, in several passes. Takes exn0 down.
+/// Measures each case through both APIs, directly after each other, in several passes. Takes exn0
+/// down.
 ///
 /// # Errors
 /// When a program fails or counters cannot be read.
@@ -304,7 +306,7 @@ pub fn measure(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> 
         let mut new = Vec::new();
         for case in Case::all(effort) {
             for &api in case.apis() {
-                // The first pass is the reference for the later ones.
+                // The first pass is the reference that the later passes are compared with.
                 let count = if pass == 0 { 1 } else { case.count(effort) };
                 let before = buses(emulator)?;
                 let ns = bench
@@ -345,7 +347,7 @@ pub fn measure(lab: &Lab, emulator: &mut Client, peer: u64, effort: &Effort) -> 
     Ok(rows)
 }
 
-/// Formats like [`short`], with one more digit for small values.
+/// Formats a number like [`short`], with one more digit for small values.
 fn fine(x: f64) -> String {
     if x > 0.0 && x < 0.0995 {
         format!("{x:.3}")
@@ -363,29 +365,29 @@ fn find(rows: &[Row], what: What, size: u64, polling: bool, api: Api) -> Option<
     rows.iter().find(|r| r.case == case && r.api == api)
 }
 
-/// Returns the speed of `of` relative to `to`, pass by pass.
+/// Returns the speed of `of` relative to the speed of `to`, pass by pass.
 fn faster(of: Option<&Row>, to: Option<&Row>) -> Option<Spread> {
     let list = |row: &Row| row.ns.iter().copied().enumerate().collect::<Vec<_>>();
     Spread::of(&ratios(&list(to?), &list(of?)))
 }
 
-/// Ratio of two rows.
+/// Ratio of the results of two rows.
 #[derive(Debug, Clone, Serialize)]
 pub struct Compared {
     /// The measurement.
     #[serde(flatten)]
     pub case: Case,
-    /// Name of the ratio: `user/kernel`, or for one API `PUT/GET` or `huge page/page`.
+    /// Name of the ratio: `user/kernel`, `PUT/GET` or `huge page/page`.
     pub ratio: &'static str,
-    /// API of both rows, for the last two ratios.
+    /// API of both rows, for `PUT/GET` and `huge page/page`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api: Option<Api>,
-    /// Speed of the first one relative to the second. For `huge page/page` it is the ratio of
+    /// Speed of the first row relative to the second row. For `huge page/page`, the ratio of the
     /// times.
     pub spread: Spread,
 }
 
-/// Returns all ratios.
+/// Returns the ratios that can be computed from the rows.
 pub fn compare(rows: &[Row]) -> Vec<Compared> {
     let mut all = Vec::new();
     for row in rows {
@@ -423,7 +425,7 @@ pub fn compare(rows: &[Row]) -> Vec<Compared> {
     all
 }
 
-/// Returns the tables.
+/// Returns the tables of ratios and of bus accesses.
 pub fn text(rows: &[Row]) -> String {
     let passes = rows.first().map_or(0, |r| r.ns.len());
     let compared = compare(rows);
@@ -439,7 +441,7 @@ pub fn text(rows: &[Row]) -> String {
         .filter(|r| r.case.apis().first() == Some(&r.api))
     {
         let case = row.case;
-        // Time per byte, relative to GETs with the same API and notification mode.
+        // Time per byte, relative to GETs with the same API and the same notification mode.
         let throughput = |api| {
             let row = find(rows, case.what, case.size, case.polling, api);
             let unit = find(rows, What::Get, REFERENCE, case.polling, api);

@@ -1,13 +1,13 @@
-//! The built-in devices behind NICs without a host.
+//! Built-in PCI devices behind NICs without a host.
 
 use serde::{Deserialize, Serialize};
 
-/// Kind of a device. All kinds but [`Nvme`](Self::Nvme) are the test device with a certain
+/// Kind of a device. All kinds except [`Nvme`](Self::Nvme) are the test device with a particular
 /// behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
-    /// Correct behaviour.
+    /// Behaves correctly.
     #[default]
     Plain,
     /// Reads and writes addresses outside its buffers before each transfer.
@@ -20,10 +20,9 @@ pub enum DeviceKind {
     Huge,
     /// Has a BAR whose writable bits have a gap.
     Gap,
-    /// Stops answering configuration requests after its first transfer, until it is reset with its
-    /// NIC.
+    /// Stops answering configuration requests after its first transfer, until a reset of its NIC.
     Mute,
-    /// An NVMe drive.
+    /// Is an NVMe drive.
     Nvme,
 }
 
@@ -53,7 +52,7 @@ impl std::str::FromStr for DeviceKind {
     }
 }
 
-/// Maximum size of a drive in MiB; its blocks are in the emulator's memory.
+/// Maximum size of a drive in MiB. The emulator's memory contains the blocks of the drive.
 pub const MOST_MIB: u64 = 4096;
 
 /// Parses a size in MiB: `64M`, `2G` or `64`. Returns `None` for any other text.
@@ -120,7 +119,7 @@ pub struct DeviceConfig {
     pub vendor: u16,
     /// Device ID of a test device.
     pub device: u16,
-    /// MSI and MSI-X vectors: 1, 2, 4, 8, 16 or 32.
+    /// Number of MSI and of MSI-X vectors: 1, 2, 4, 8, 16 or 32.
     pub vectors: u8,
     /// Time in ns without progress after which a DMA access fails.
     pub dma_timeout_ns: u64,

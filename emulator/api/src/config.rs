@@ -1,4 +1,4 @@
-//! Configuration of a fabric: file format, defaults, checks.
+//! Configuration of a fabric: file format, defaults and checks.
 
 use crate::accelerator::{DeviceChoice, DeviceConfig};
 use crate::network::NetConfig;
@@ -13,20 +13,21 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Options of the set-up step, which programs the NICs like management software.
+/// Options of the set-up step, in which the emulator programs the NICs as management software does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SetupConfig {
-    /// True programs every NIC at the start and after each reset; false only on command.
+    /// True to program every NIC at the start and after each reset; false to program NICs only on
+    /// command.
     pub auto: bool,
-    /// Time from a reset to the set-up, in ms.
+    /// Time in ms from a reset to the set-up.
     pub delay_ms: u64,
-    /// Node IDs by NIC; absent: the index of the NIC.
+    /// Node ID of each NIC. If absent, the node ID is the index of the NIC.
     pub node_ids: Option<Vec<u16>>,
-    /// Lists of NIC indices by number of the multicast group. Group 63 has all NICs unless it is
-    /// given here.
+    /// Indices of the NICs in each multicast group, by the number of the group. If group 63 is
+    /// absent, it contains all NICs.
     pub groups: BTreeMap<String, Vec<usize>>,
-    /// True returns a multicast to its sender, too (G21).
+    /// True to deliver a multicast to its sender, too (G21).
     pub multicast_to_sender: bool,
 }
 
@@ -42,7 +43,7 @@ impl Default for SetupConfig {
     }
 }
 
-/// Deviations of one NIC from the common options.
+/// Options of one NIC that differ from the common options.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct NicOverride {
@@ -50,11 +51,11 @@ pub struct NicOverride {
     pub pci: toml::Table,
     /// Fields of `[nic]`.
     pub nic: toml::Table,
-    /// Fields of `[accelerator]`; only for NICs without a host.
+    /// Fields of `[accelerator]`. Only NICs without a host have them.
     pub accelerator: toml::Table,
-    /// Path of the socket, instead of `nic<N>.sock` in the directory.
+    /// Path of the NIC's socket. If absent, it is `nic<N>.sock` in the directory of the fabric.
     pub socket: Option<PathBuf>,
-    /// True if the NIC has no power at the start.
+    /// True if the NIC is switched off at the start.
     pub off: bool,
 }
 
@@ -62,30 +63,30 @@ pub struct NicOverride {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ConfigFile {
-    /// Number of hosts.
+    /// Number of hosts, without the NICs that have no host.
     pub nodes: Option<usize>,
-    /// NICs per host.
+    /// Number of NICs per host.
     pub nics_per_node: Option<usize>,
-    /// Number of NICs without a host. These are the last ones, each the root port of a built-in
-    /// device.
+    /// Number of NICs without a host. They have the highest indices. Each is the root port of a
+    /// built-in device.
     pub accelerators: Option<usize>,
-    /// Shorthand of the topology.
+    /// Shorthand of the topology (see [`crate::topology`]).
     pub topology: Option<String>,
-    /// Topology cable by cable, instead of the shorthand.
+    /// Topology as a list of cables; excludes `topology`.
     pub cabling: Option<TopologyFile>,
     /// Options of the fabric.
     pub network: NetConfig,
-    /// Order and delays.
+    /// Order and delays of events.
     pub timing: TimingConfig,
     /// Options of the set-up step.
     pub setup: SetupConfig,
     /// Options of all NICs; `node-id` and `guid` have no effect here.
     pub nic: NicConfig,
-    /// Configuration space of all NICs.
+    /// PCI configuration space of all NICs.
     pub pci: PciConfig,
-    /// Device behind each NIC without a host.
+    /// Options of the device behind each NIC without a host.
     pub accelerator: DeviceConfig,
-    /// Deviations, by index of the NIC.
+    /// Options of single NICs that differ from the common options, by index of the NIC.
     pub override_nic: BTreeMap<String, NicOverride>,
 }
 
@@ -94,48 +95,48 @@ pub struct ConfigFile {
 pub struct NicSpec {
     /// Options of the chip.
     pub nic: NicConfig,
-    /// Configuration space of the NIC.
+    /// PCI configuration space of the NIC.
     pub pci: PciConfig,
-    /// Path of the socket.
+    /// Path of the NIC's socket.
     pub socket: PathBuf,
-    /// True if the NIC has power at the start.
+    /// True if the NIC is switched on at the start.
     pub powered: bool,
-    /// Device behind a NIC without a host; such a NIC has no socket.
+    /// Options of the device behind a NIC without a host. Such a NIC has no socket.
     pub accelerator: Option<DeviceConfig>,
 }
 
-/// A checked configuration.
+/// A configuration that was checked.
 #[derive(Debug, Clone)]
 pub struct Fabric {
-    /// NICs per host. NIC n is NIC number n mod `nics_per_node` of host n / `nics_per_node`.
+    /// Number of NICs per host. NIC n belongs to host n / `nics_per_node`.
     pub nics_per_node: usize,
-    /// Cables.
+    /// NICs and the cables between them.
     pub topology: Topology,
     /// Options of the network.
     pub network: NetConfig,
-    /// Order and delays.
+    /// Order and delays of events.
     pub timing: TimingConfig,
-    /// Values of the switches, as [`Variant`] prints them.
+    /// Switches of the model, as [`Variant`] prints them.
     pub variant: String,
     /// Options of the set-up step.
     pub setup: SetupConfig,
     /// Options of each NIC.
     pub nics: Vec<NicSpec>,
-    /// Directory of the sockets.
+    /// Directory that contains the sockets.
     pub dir: PathBuf,
 }
 
-/// Options of the command line, which override the file.
+/// Options of the command line. They override the configuration file.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
     /// Number of hosts.
     pub nodes: Option<usize>,
-    /// NICs per host.
+    /// Number of NICs per host.
     pub nics_per_node: Option<usize>,
-    /// Number of NICs without a host; if neither this nor the file gives it, the number of
-    /// `devices`.
+    /// Number of NICs without a host. If neither the command line nor the file contains it, it is
+    /// the number of `devices`.
     pub accelerators: Option<usize>,
-    /// Devices behind the first NICs without a host.
+    /// Devices behind the first of the NICs without a host.
     pub devices: Vec<DeviceChoice>,
     /// Shorthand of the topology.
     pub topology: Option<String>,
@@ -143,17 +144,18 @@ pub struct Overrides {
     pub seed: Option<u64>,
     /// Timing model.
     pub timing: Option<TimingModel>,
-    /// Choice of the variant.
+    /// Variant of the model.
     pub variant: Choice,
     /// Fields of `[nic]`.
     pub nic: toml::Table,
 }
 
-/// Parses words `KEY=VALUE` into fields of `[nic]`. A value that is not TOML is a string.
+/// Parses words `KEY=VALUE` into fields of `[nic]`. A value that is not valid TOML becomes a
+/// string.
 ///
 /// # Errors
 ///
-/// A word has no `=`.
+/// When a word has no `=`.
 pub fn nic_options(words: &[String]) -> Result<toml::Table> {
     let mut table = toml::Table::new();
     for word in words {
@@ -169,7 +171,7 @@ pub fn nic_options(words: &[String]) -> Result<toml::Table> {
 }
 
 impl ConfigFile {
-    /// Reads a file. Errors name the file and the position in it.
+    /// Reads a configuration file. Errors name the file and the position in the file.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
@@ -201,7 +203,7 @@ fn index_map<T: Clone>(map: &BTreeMap<String, T>, what: &str) -> Result<BTreeMap
 }
 
 impl SetupConfig {
-    /// Returns the multicast groups by number.
+    /// Returns the indices of the NICs in each multicast group, by number of the group.
     pub fn group_map(&self) -> Result<BTreeMap<u8, Vec<usize>>> {
         let map = index_map(&self.groups, "setup.groups")?;
         map.into_iter()
@@ -211,7 +213,7 @@ impl SetupConfig {
 }
 
 impl Fabric {
-    /// Combines file and command line and checks the result.
+    /// Combines configuration file and command line, and checks the result.
     pub fn build(file: ConfigFile, cli: &Overrides, dir: &Path) -> Result<Self> {
         let seed = cli.seed.unwrap_or(file.network.seed);
         let mut file = cli.variant.apply(file, seed)?;
@@ -277,8 +279,8 @@ impl Fabric {
             pci.validate()
                 .map_err(anyhow::Error::msg)
                 .with_context(place)?;
-            // State of a chip without management software: no node ID (HW §4.2), and a GUID by
-            // index.
+            // State of a chip that no management software has programmed: no node ID (HW §4.2), and
+            // a GUID that depends on the index.
             let mut nic: NicConfig = overlay(&file.nic, &o.nic).with_context(place)?;
             if !o.nic.contains_key("guid") {
                 nic.guid = Some(0xE0_0000 + i as u32);
@@ -449,7 +451,7 @@ mod tests {
         assert!(with(&["plain"; 4]).is_err());
         assert!(with(&["nonsense"]).is_err());
         assert_eq!(with(&["nvme:8M"]).unwrap(), [Nvme, Gap, Plain]);
-        // The number of NICs without a host defaults to the number of named devices.
+        // The number of NICs without a host is by default the number of named devices.
         let named = |list: &[DeviceChoice]| {
             let cli = Overrides {
                 nodes: Some(2),

@@ -1,16 +1,19 @@
-//! Interfaces of a fabric: its description (configuration file, topology, switches, seeds), its
-//! control socket and its trace. The model itself is `extoll-emulator`; programs that start or
-//! control a fabric need only this crate.
+//! Interfaces of an emulated fabric: its description (configuration file, topology, switches,
+//! seeds), its control socket and its trace. The crate `extoll-emulator` contains the model itself.
+//! Programs that start or control a fabric need only this crate.
 //!
-//! * [`config`]: the configuration file; [`network`], [`link`], [`nic`], [`pci`], [`timing`],
-//!   [`accelerator`]: its sections and their statistics.
-//! * [`topology`]: shorthands; [`variant`]: switches of the model; [`seed`]: seeds of random number
-//!   generators.
-//! * [`control`]: requests, answers, client; [`host`]: statistics in answers. [`trace`]: records of
-//!   a trace.
+//! * [`config`]: the configuration file.
+//! * [`network`], [`link`], [`nic`], [`pci`], [`timing`], [`accelerator`]: sections of the
+//!   configuration file, and statistics.
+//! * [`topology`]: shorthands of topologies.
+//! * [`variant`]: switches of the model.
+//! * [`seed`]: seeds of random number generators.
+//! * [`control`]: requests, answers and a client of the control socket.
+//! * [`host`]: statistics in answers.
+//! * [`trace`]: records of a trace.
 //!
 //! This crate is compiled without optimisation, because most of it parses and writes text.
-//! Optimising that generated code takes the compiler longer than the whole model.
+//! Optimising the parsers would take the compiler longer than optimising the model.
 #![forbid(unsafe_code)]
 
 pub mod accelerator;

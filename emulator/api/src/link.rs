@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum sum of the damage rates; above it a link would deliver hardly any packet.
+/// Maximum sum of the damage rates. With a higher sum, a link would deliver hardly any packet.
 pub const MAX_DAMAGE: f64 = 0.95;
 
 /// Handling of packets on a link that is down.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DownPolicy {
-    /// Packets are lost, because the cable was pulled.
+    /// Packets are lost, as with an unplugged cable.
     #[default]
     Drop,
     /// Packets stay in the retransmission buffer until the link is up again, or are dropped if the
@@ -17,21 +17,21 @@ pub enum DownPolicy {
     Hold,
 }
 
-/// Adjustable properties of a cable, the same in both directions.
+/// Adjustable properties of a cable, which apply to both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LinkKnobs {
-    /// Delay in ns; 0: immediate arrival.
+    /// Delay in ns; 0 means immediate arrival.
     pub latency_ns: u64,
     /// Maximum additional delay per packet in ns. Packets never overtake each other.
     pub jitter_ns: u64,
-    /// Payload bytes per second; 0: no limit.
+    /// Maximum payload bytes per second; 0 for no limit.
     pub bytes_per_second: u64,
     /// Probability that a transmission arrives damaged and is repeated after a negative
-    /// acknowledge.
+    /// acknowledgement.
     pub corrupt_rate: f64,
-    /// Probability that a transmission or its acknowledge is lost and the packet is repeated after
-    /// a timeout.
+    /// Probability that a transmission or its acknowledgement is lost and the packet is repeated
+    /// after a timeout.
     pub loss_rate: f64,
 }
 
@@ -52,7 +52,8 @@ impl LinkKnobs {
     }
 }
 
-/// Statistics of one direction of a cable. All but `queued_bytes` count from the start.
+/// Statistics of one direction of a cable. All except `queued_bytes` count since the emulator
+/// started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkStats {
     /// Packets that arrived.
@@ -65,8 +66,8 @@ pub struct LinkStats {
     pub lost: u64,
     /// Packets lost because the link was down.
     pub dropped_down: u64,
-    /// Packets lost because the buffer of a link that was down was full.
+    /// Packets lost because the link was down and its buffer was full.
     pub dropped_full: u64,
-    /// Bytes in flight or held now.
+    /// Bytes that are in flight or held now.
     pub queued_bytes: u64,
 }

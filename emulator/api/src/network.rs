@@ -1,16 +1,17 @@
-//! The network: options and statistics.
+//! Options and statistics of the network.
 
 use crate::link::{DownPolicy, LinkKnobs, LinkStats};
 use serde::{Deserialize, Serialize};
 
-/// Point at which packets without a legal route are dropped (G21, HW §15.3).
+/// Stage of the crossbar that drops packets without a legal route (G21, HW §15.3).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IllegalRouting {
-    /// The inport: `routing.illegal_routing`, TE 13.
+    /// The inport, which sets `routing.illegal_routing` and raises trigger event 13.
     #[default]
     Inport,
-    /// Outport 10: TE 14. Its credit counts stay used until software sets its credits again.
+    /// Outport 10, which raises trigger event 14. The credits that the packet used stay in use
+    /// until software sets the credits of the outport again.
     Outport,
 }
 
@@ -24,20 +25,22 @@ pub struct NetConfig {
     pub link_buffer_bytes: u64,
     /// Capacity in bytes of each virtual channel at a crossbar inport.
     pub input_buffer_bytes: u64,
-    /// Capacity in bytes of each lane between the crossbar and its unit.
+    /// Capacity in bytes of each lane between the crossbar and a unit.
     pub np_buffer_bytes: u64,
-    /// Maximum bytes in flight from the requesters of a NIC: sent, but not stored at the receiver.
+    /// Maximum number of bytes from the requesters of a NIC that are sent, but not stored at the
+    /// receiver.
     pub tx_credit_bytes: u64,
-    /// Point at which packets without a legal route are dropped.
+    /// Stage of the crossbar that drops packets without a legal route.
     pub illegal_routing: IllegalRouting,
-    /// Time in ns that packets wait before the deadlock detector checks them, and interval of its
-    /// checks.
+    /// Time in ns that packets must have waited before the deadlock detector checks them. The
+    /// detector checks once in this time.
     pub deadlock_check_ns: u64,
-    /// Maximum number of links that a packet may cross; 0: number of NICs, at least 64.
+    /// Maximum number of links that a packet may cross; 0 means the number of NICs, but at least
+    /// 64.
     pub hop_limit: u32,
     /// True if network ports that software has not enabled neither inject nor deliver packets.
     pub require_enabled_ports: bool,
-    /// Knobs of all links at the start.
+    /// Knobs of all cables at the start.
     pub link: LinkKnobs,
     /// Seed of all random numbers.
     pub seed: u64,
@@ -65,34 +68,34 @@ impl Default for NetConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DropReason {
-    /// No valid table entry.
+    /// The routing table has no valid entry.
     IllegalRouting,
-    /// Too many links crossed.
+    /// The packet crossed too many links.
     HopLimit,
-    /// Multicast tables that copy endlessly.
+    /// Multicast tables copied the packet endlessly.
     CopyLimit,
-    /// Route to a link without cable.
+    /// The route uses a link without a cable.
     NoCable,
-    /// Link down.
+    /// The link was down.
     LinkDown,
-    /// Buffer of a link that is down is full.
+    /// The link was down and its buffer was full.
     LinkBuffer,
-    /// Network port not enabled.
+    /// The network port was not enabled.
     PortDisabled,
-    /// NIC without power.
+    /// The NIC had no power.
     PowerOff,
 }
 
-/// Counters of one NIC's crossbar and network ports, since the start.
+/// Counters of one NIC's crossbar and network ports since the emulator started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStats {
     /// Packets that the NIC injected.
     pub injected: u64,
     /// Packets delivered to the NIC.
     pub delivered: u64,
-    /// Packets that arrived on a link and left on a link.
+    /// Packets that arrived on a link and left on another link.
     pub transit: u64,
-    /// Copies made for multicasts.
+    /// Copies that the crossbar made of multicast packets.
     pub copies: u64,
     /// Packets dropped because no legal route exists.
     pub illegal_routing: u64,
@@ -102,18 +105,18 @@ pub struct NodeStats {
     pub copy_limit: u64,
     /// Packets dropped because their link has no cable.
     pub no_cable: u64,
-    /// Packets dropped because a link was down, or its buffer was full.
+    /// Packets dropped because a link was down, or was down with a full buffer.
     pub link_down: u64,
     /// Packets dropped because the network port was not enabled.
     pub port_disabled: u64,
     /// Packets dropped because the NIC had no power.
     pub power_off: u64,
-    /// Deadlocks that input buffers of this NIC were part of.
+    /// Deadlocks that involved input buffers of this NIC.
     pub deadlocks: u64,
 }
 
 impl NodeStats {
-    /// Counts a drop.
+    /// Counts a dropped packet.
     pub fn count(&mut self, reason: DropReason) {
         let c = match reason {
             DropReason::IllegalRouting => &mut self.illegal_routing,
@@ -127,7 +130,7 @@ impl NodeStats {
         *c += 1;
     }
 
-    /// Returns the sum of all drops.
+    /// Returns the number of dropped packets.
     pub fn drops(&self) -> u64 {
         self.illegal_routing
             + self.hop_limit
@@ -152,7 +155,7 @@ pub struct LinkInfo {
     pub policy: DownPolicy,
     /// True while the cable goes down and up repeatedly.
     pub flapping: bool,
-    /// Knobs.
+    /// Knobs of the cable.
     pub knobs: LinkKnobs,
     /// Statistics from the first end to the second.
     pub forward: LinkStats,

@@ -1,4 +1,5 @@
-//! Options of a NIC: identity, switches for gaps of the reference marked (S), and faults to inject.
+//! Options of a NIC: identity, switches for gaps of the hardware reference that are marked (S), and
+//! faults to inject.
 
 use crate::seed::{self, Purpose};
 use rand::rngs::SmallRng;
@@ -9,45 +10,46 @@ use std::num::NonZeroU32;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FullRule {
-    /// Full when the next slot is the one at the read pointer, so that one slot stays free.
+    /// The queue is full when the next slot is the slot at the read pointer. One slot stays free.
     #[default]
     KeepOneFree,
-    /// Full after a write makes both pointers equal, until software writes `rp`.
+    /// The queue is full when a write has made both pointers equal. It stays full until software
+    /// writes `rp`.
     FlagOnEqual,
 }
 
-/// Scope of the blocking by a full buffer queue (G10).
+/// Set of VPIDs that a full buffer queue blocks (G10).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HoldScope {
-    /// Only the queue's own VPID.
+    /// Only the VPID of the full queue.
     #[default]
     Vpid,
-    /// Every VPID of the unit: head-of-line blocking.
+    /// Every VPID of the unit (head-of-line blocking).
     Unit,
 }
 
-/// Handling of messages on hold for a full queue when their VPID is disabled or the queue is
-/// removed (G10).
+/// Handling of messages that are on hold for a full queue when their VPID is disabled or the queue
+/// is removed (G10).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HoldClosed {
-    /// They are dropped, so that a closed queue blocks no other one.
+    /// They are dropped, so that a closed queue does not block other queues.
     #[default]
     Drop,
     /// They stay until the timeout or until the VPID gets its next queue. Writes to the queue's
-    /// registers have no effect on them.
+    /// registers do not affect them.
     Keep,
 }
 
-/// Effect of starting the SNQ on its write pointer (G6).
+/// Effect of an SNQ start on the SNQ's write pointer (G6).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SnqRestart {
-    /// Write pointer 0, first lap.
+    /// The write pointer becomes 0, and the first lap begins.
     #[default]
     ResetPointer,
-    /// Write pointer kept, first lap.
+    /// The write pointer is kept, and the first lap begins.
     KeepPointer,
 }
 
@@ -55,46 +57,46 @@ pub enum SnqRestart {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnalignedQw {
-    /// Executed like the byte command.
+    /// They are executed as in the byte command.
     #[default]
     AsBytes,
-    /// Error of the requester.
+    /// The requester reports an error.
     Error,
 }
 
-/// Units that the ATU caches (G17).
+/// Unit of translation that the ATU caches (G17).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AtuTlb {
-    /// Translations of 4 KiB each, also for larger pages.
+    /// Translations of 4 KiB each, also in larger pages.
     #[default]
     On,
-    /// Whole pages. An entry translates all 4 KiB units of its page without reading their GATes. A
-    /// flush of any of these units drops the entry.
+    /// Whole pages. An entry translates all 4 KiB units of its page, and the ATU does not read the
+    /// GATes of these units. A flush of any of these units drops the entry.
     WholePages,
     /// No caching: every translation reads its GATe.
     Off,
 }
 
-/// Writes that precede the answer to the ATU's notification command (G17).
+/// Writes that become visible before the answer to the ATU's notification command (G17).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AtuNotify {
-    /// All earlier writes of the NIC, as for the answer to a fence.
+    /// All earlier writes of the NIC, as before the answer to a fence.
     #[default]
     BehindAll,
-    /// Earlier answers, and the writes before the last fence.
+    /// Earlier answers, and the writes that preceded the last fence.
     OwnWay,
 }
 
-/// VPIDs that accept requests for registers (G19).
+/// VPIDs that accept requests for remote register access (G19).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RraVpid {
-    /// All VPIDs, enabled or not, with any protection descriptor.
+    /// All VPIDs, enabled or disabled, with any protection descriptor.
     #[default]
     Any,
-    /// Only enabled VPIDs with the protection descriptor of the request.
+    /// Only enabled VPIDs that have the protection descriptor of the request.
     Open,
 }
 
@@ -113,7 +115,7 @@ pub enum IrqMissed {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ZeroMask {
-    /// No target: stores are dropped, loads give all ones, TE 12.
+    /// No target: stores are dropped, loads return all ones, and trigger event 12 is raised.
     #[default]
     Refuse,
     /// Node 0.
@@ -124,10 +126,10 @@ pub enum ZeroMask {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ZeroBase {
-    /// The default base.
+    /// The default base is used.
     #[default]
     Default,
-    /// Address 0.
+    /// Accesses go to address 0.
     Address,
 }
 
@@ -135,10 +137,10 @@ pub enum ZeroBase {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackdoorInfoRead {
-    /// Removes the entry; its data stay.
+    /// The read removes the entry. The data of the entry stay.
     #[default]
     Pop,
-    /// No effect; the entry is removed with the last quadword of its data.
+    /// The read has no effect. Reading the last quadword of the data removes the entry.
     Peek,
 }
 
@@ -149,29 +151,30 @@ pub enum FlrScope {
     /// Every register.
     #[default]
     Everything,
-    /// All registers except node identity, scratchpads and network registers, which belong to
-    /// management software.
+    /// All registers except node identity, scratchpads and network registers, which management
+    /// software programs.
     KeepNetwork,
 }
 
-/// Path of stores to requester pages (HW §8, §17).
+/// Model of the path from the CPU to requester pages (HW §8, §17).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriteCombining {
-    /// Each store arrives immediately and in order. For programs that cannot mark their fences.
+    /// Each store arrives immediately and in order. This is for programs that cannot mark their
+    /// fences.
     #[default]
     Stores,
-    /// Lines of 64 bytes are held until a marked fence (docs/emulator.md).
+    /// Lines of 64 bytes are combined, and held until a marked fence (docs/emulator.md).
     Lines,
 }
 
-/// Unit with buffer queues.
+/// Unit that has buffer queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QueueUnit {
-    /// VELO mailboxes.
+    /// The VELO unit, whose queues are mailboxes.
     Velo,
-    /// RMA notification queues.
+    /// The RMA unit, whose queues are notification queues.
     Rma,
 }
 
@@ -188,35 +191,38 @@ impl From<QueueUnit> for wire::ids::Unit {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Faults {
-    /// The requester of a VPID reports `retry` on every n-th descriptor (G11); 0 and 1: on all, so
-    /// that none gets through.
+    /// Number n: the requester of a VPID reports `retry` for every n-th descriptor (G11). With 0
+    /// and 1, it reports `retry` for all descriptors.
     pub wcbuf_retry_every: Option<u32>,
-    /// A requester reports `retry` while more than this number of messages wait for its target
-    /// queue, or for the network.
+    /// Number of messages: a requester reports `retry` while more messages wait for its target
+    /// queue or for the network.
     pub wcbuf_retry_waiting: Option<u32>,
-    /// Write-combining buffers keep complete descriptors: none is committed or refused. They are
-    /// executed in order when the fault ends, or dropped when software writes the state register of
-    /// their VPID.
+    /// True to keep complete descriptors in the write-combining buffers, neither committed nor
+    /// refused. The descriptors are executed in order when the fault ends, or dropped when software
+    /// writes the state register of their VPID.
     pub wcbuf_stuck: bool,
     /// Queues that behave as full.
     pub queue_full: Vec<QueueFull>,
-    /// Loads of the host from BAR 0 and 2 give all ones and its stores are dropped; everything else
-    /// continues.
+    /// True to drop stores of the host to BAR 0 and BAR 2 and to return all ones for its loads.
+    /// Everything else continues.
     pub deaf: bool,
-    /// Every n-th DMA access of the NIC fails.
+    /// Number n: every n-th DMA access of the NIC fails.
     pub dma_fault_every: Option<u32>,
-    /// Every n-th packet of a put or get response, except the last one of its transfer, is lost on
-    /// its way to this NIC. Counting starts when this is set; 0 and 1: all of these packets. A link
-    /// that is down for a moment loses packets in the same way (HW §10.3).
+    /// Number n: every n-th packet of a PUT or GET response is lost on its way to this NIC. The
+    /// last packet of a transfer is never lost. Counting starts when this is set. With 0 and 1, all
+    /// of these packets are lost. A link that is down for a moment loses packets in the same way
+    /// (HW §10.3).
     pub lose_inner_every: Option<u32>,
-    /// Every n-th address translation fails, counted from when this was set.
+    /// Number n: every n-th address translation fails. Counting starts when this is set.
     pub atu_fault_every: Option<u32>,
-    /// Delay of ATU commands in ns. Until then, translations that they flush stay in use.
+    /// Delay of ATU commands in ns. Until a command is executed, the translations that it flushes
+    /// stay in use.
     pub atu_delay_ns: Option<u64>,
-    /// Every n-th fence or notification command is never answered, counted from when this was set.
+    /// Number n: every n-th fence or notification command is never answered. Counting starts when
+    /// this is set.
     pub atu_lose_every: Option<u32>,
-    /// Writes into queues and the notification ring that the bus loses. Entries are counted down
-    /// and removed at 0.
+    /// Writes into queues and the notification ring that the bus loses. The count of an entry
+    /// decreases with each lost write; an entry is removed when its count is 0.
     pub lose_writes: Vec<LoseWrite>,
 }
 
@@ -224,17 +230,18 @@ pub struct Faults {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueueFull {
-    /// Unit of the queue.
+    /// Unit that the queue belongs to.
     pub unit: QueueUnit,
-    /// VPID of the queue; `None`: all VPIDs of the unit.
+    /// VPID of the queue; `None` for all VPIDs of the unit.
     #[serde(default)]
     pub vpid: Option<u8>,
-    /// Number of slots not returned by software at which the queue is full; `None`: always full.
+    /// Number of slots not yet returned by software with which the queue counts as full; `None` if
+    /// it is always full.
     #[serde(default)]
     pub slots: Option<u32>,
 }
 
-/// Target of [`LoseWrite`].
+/// Kind of write that [`LoseWrite`] loses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossyRing {
@@ -244,7 +251,7 @@ pub enum LossyRing {
     Rma,
     /// System notification queue.
     Snq,
-    /// Interrupts, which are in no ring.
+    /// Interrupts, which are not stored in a ring.
     Msi,
 }
 
@@ -253,12 +260,14 @@ pub enum LossyRing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoseWrite {
-    /// Ring that loses writes.
+    /// Ring whose writes are lost.
     pub ring: LossyRing,
-    /// VPID; `None`: any. Has no meaning for the system notification queue and interrupts.
+    /// VPID of the queue; `None` for any VPID. It has no meaning for the system notification queue
+    /// and for interrupts.
     #[serde(default)]
     pub vpid: Option<u8>,
-    /// Slot (0…2) of VELO messages that have this slot; `None`: the whole message.
+    /// Index (0…2) of the only slot of VELO messages that is lost; `None` if whole messages are
+    /// lost.
     #[serde(default)]
     pub slot: Option<u8>,
     /// Number of messages, notifications or entries to lose.
@@ -273,96 +282,98 @@ pub struct NicConfig {
     pub node_id: u16,
     /// GUID, 24 bits; default 0xE00000 + node ID (G27).
     pub guid: Option<u32>,
-    /// `info_rf driver.ver` (G2).
+    /// Value of the register field `info_rf driver.ver` (G2).
     pub driver_version: u32,
     /// Chip revision, reset value of scratchpad 0 (HW §4.3).
     pub chip_revision: u64,
     /// Time stamp counter frequency in Hz (G25).
     pub tsc_hz: u64,
-    /// Minimum timer period that is honoured, in ns. It keeps a faulty guest from loading the host.
+    /// Minimum timer period in ns. Shorter periods are extended, so that a faulty guest cannot load
+    /// the host.
     pub timer_min_ns: u64,
-    /// Full rule of buffer queues.
+    /// Rule for when a buffer queue counts as full.
     pub full_rule: FullRule,
-    /// Scope of the blocking by a full buffer queue.
+    /// Set of VPIDs that a full buffer queue blocks.
     pub hold_scope: HoldScope,
     /// Handling of messages on hold for a queue that is closed.
     pub hold_closed: HoldClosed,
-    /// Bytes of messages that a unit holds for full queues before it accepts no more from the
-    /// network.
+    /// Maximum number of bytes of messages that a unit holds for full queues. A unit that holds
+    /// more accepts no messages from the network.
     pub hold_buffer_bytes: u64,
-    /// Bytes of messages that a unit holds for full queues before it drops messages (G10). Only
-    /// messages from other sources than the network reach it.
+    /// Number of bytes of messages on hold for full queues above which a unit drops messages (G10).
+    /// Only messages that do not come from the network can exceed it.
     pub hold_limit_bytes: u64,
     /// Unit in ns of the timeouts of full queues (`velo_rf_timeout`, `rma_rf_bq_timeout`). The
     /// chip's unit is unknown (G10).
     pub hold_timeout_unit_ns: u64,
-    /// Time in ns after which a held message is dropped; `None`: from the timeout registers.
+    /// Time in ns after which a message on hold is dropped; `None` if the timeout registers
+    /// determine it.
     pub hold_time_ns: Option<u64>,
-    /// SNQ restart.
+    /// Effect of an SNQ start on the SNQ's write pointer.
     pub snq_restart: SnqRestart,
     /// True if payload words that an SNQ program did not write keep data of earlier entries (G5).
     pub snq_stale_words: bool,
-    /// Unaligned RMA quadword commands.
+    /// Handling of unaligned addresses and lengths in RMA quadword commands.
     pub unaligned_qw: UnalignedQw,
-    /// Units that the ATU caches.
+    /// Unit of translation that the ATU caches.
     pub atu_tlb: AtuTlb,
-    /// Entries of the ATU's cache. A new entry replaces the least recently used one.
+    /// Number of entries of the ATU's cache. A new entry replaces the least recently used entry.
     pub atu_tlb_entries: NonZeroU32,
-    /// Writes that precede the answer to an ATU notification command.
+    /// Writes that become visible before the answer to an ATU notification command.
     pub atu_notify: AtuNotify,
-    /// VPIDs that accept requests for registers.
+    /// VPIDs that accept requests for remote register access.
     pub rra_vpid: RraVpid,
-    /// Handling of interrupts of masked VPIDs.
+    /// Handling of an interrupt that a VPID requests while it is masked.
     pub irq_missed: IrqMissed,
-    /// Scope of a function-level reset.
+    /// Registers that a function-level reset clears.
     pub flr_scope: FlrScope,
-    /// Maximum messages, commands and requests that wait for the network in one lane; at this
-    /// number the requester reports `retry`. At twice this number of SMFU requests the host's
-    /// stores to the SMFU window stop.
+    /// Maximum number of messages, commands and requests that wait for the network in one lane.
+    /// With this number, the requester reports `retry`. With twice this number of SMFU requests,
+    /// the host's stores to the SMFU window wait.
     pub tx_queue_limit: usize,
     /// Time in ns after which an SMFU request without response fails, if `timeout_control.timeout`
     /// is 0.
     pub smfu_timeout_ns: u64,
     /// Unit of `timeout_control.timeout` in ns.
     pub smfu_timeout_unit_ns: u64,
-    /// SMFU accesses outside all intervals with mask 0.
+    /// Target of SMFU accesses outside all intervals while `addr_mask` is 0.
     pub smfu_zero_mask: ZeroMask,
-    /// Target bases of 0.
+    /// Meaning of a target base of 0.
     pub smfu_zero_base: ZeroBase,
-    /// Time in ns that stores to the window take to the SMFU, where intervals are looked up. Loads
-    /// wait behind them, register accesses do not.
+    /// Time in ns from a store to the SMFU window until the SMFU looks up its interval. Loads wait
+    /// for earlier stores; register accesses do not.
     pub smfu_store_ns: u64,
     /// Maximum time in ns for a device behind a root port to answer a read.
     pub completion_timeout_ns: u64,
     /// Effect of reading the backdoor's `info`.
     pub backdoor_info_read: BackdoorInfoRead,
-    /// Seed of all random numbers of this NIC. In a fabric 0 means the seed of the run. Each NIC
-    /// derives its own seed from this one.
+    /// Seed of all random numbers of this NIC. In a fabric, 0 means the seed of the run, from which
+    /// each NIC derives a different seed.
     pub seed: u64,
     /// Path of stores to requester pages.
     pub wc: WriteCombining,
-    /// Maximum time in ns that a combined line stays without a fence.
+    /// Maximum time in ns that a combined line is held if no fence follows.
     pub wc_hold_ns: u64,
     /// Maximum time in ns from the last store of a descriptor to its execution, and from its
-    /// departure from the requester to the committed count; 0: none.
+    /// departure from the requester to the increment of the committed count; 0 for no delay.
     pub wc_commit_ns: u64,
-    /// Maximum time in ns before a transfer begins, and between its packets; 0: none.
+    /// Maximum time in ns before a transfer begins, and between its packets; 0 for no delay.
     pub rma_begin_ns: u64,
-    /// Maximum time in ns of an ATU command; 0: none.
+    /// Maximum duration of an ATU command in ns; 0 for no delay.
     pub atu_command_ns: u64,
-    /// Maximum time in ns from an event to its SNQ program; 0: none.
+    /// Maximum time in ns from an event to the start of its SNQ program; 0 for no delay.
     pub snq_program_ns: u64,
-    /// Number of descriptors of a VPID between store and committed count at which the requester
-    /// reports `retry`. `None`: 256, which correct software never reaches (G11).
+    /// Number of descriptors of a VPID that are stored but not yet committed with which the
+    /// requester reports `retry`. `None` means 256, which correct software never reaches (G11).
     pub wc_depth: Option<NonZeroU32>,
-    /// Unit of the requesters' timeout for incomplete descriptors in ns; 0: no timeout.
+    /// Unit in ns of the requesters' timeout for incomplete descriptors; 0 for no timeout.
     pub wc_timeout_unit_ns: u64,
     /// Faults to inject.
     pub faults: Faults,
 }
 
-/// Default capacity of the translation cache in entries. Tests see no unwanted eviction, and a full
-/// cache takes about 5 MiB of the host's memory.
+/// Default number of entries of the translation cache. It is so large that tests see no unwanted
+/// eviction. A full cache takes about 5 MiB of the host's memory.
 const DEFAULT_TLB_ENTRIES: NonZeroU32 = NonZeroU32::new(65_536).unwrap();
 
 impl Default for NicConfig {

@@ -1,4 +1,4 @@
-//! The PCI function of a NIC.
+//! Options of the PCI function of a NIC.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ pub struct PciConfig {
     pub vendor: u16,
     /// Device ID: 0x0011 is Tourmalet revision 2, 0x0010 revision 1.
     pub device: u16,
-    /// Revision ID. The vendor driver refuses 0x42.
+    /// Revision ID. The vendor's driver refuses revision 0x42.
     pub revision: u8,
     /// Subsystem vendor ID.
     pub subsystem_vendor: u16,
@@ -60,11 +60,11 @@ impl PciConfig {
         }
         Ok(())
     }
-    /// Returns a copy with other values of these fields.
+    /// Returns a copy in which `fields` have new values.
     ///
     /// # Errors
     ///
-    /// A field does not exist or cannot have this value.
+    /// When a field does not exist or cannot have the value.
     pub fn with(
         &self,
         fields: serde_json::Map<String, serde_json::Value>,

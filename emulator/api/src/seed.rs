@@ -1,7 +1,7 @@
-//! Seeds of random number generators, all derived from the seed of a run.
+//! Seeds of random number generators. All seeds are derived from the seed of a run.
 //!
-//! Each generator has its own seed. The numbers of one generator therefore do not depend on other
-//! generators, and no two NICs of a fabric get the same numbers.
+//! Each generator has its own seed, so its numbers do not depend on other generators. No two NICs
+//! of a fabric get the same numbers.
 
 use rand::rngs::SmallRng;
 use rand::SeedableRng;
@@ -11,7 +11,7 @@ use rand::SeedableRng;
 pub enum Purpose {
     /// Damage and jitter on links.
     Network,
-    /// First inports of the arbiters of a crossbar.
+    /// Inport from which each arbiter of a crossbar starts.
     Arbiters,
     /// Latencies of links.
     Links,
@@ -19,25 +19,25 @@ pub enum Purpose {
     Limits,
     /// Seed of a chip, from which the seeds of its units are derived.
     Chip,
-    /// Packets on their way into the network.
+    /// Delays of packets between the units and the network.
     Injection,
-    /// DMA writes and interrupts on their way to the host.
+    /// Delays of DMA writes and interrupts on their way to the host.
     Posted,
     /// Order of RMA transfers.
     Transfers,
     /// Pauses of RMA transfers.
     Pauses,
-    /// Times of descriptors in the requesters.
+    /// Delays of descriptors in the requesters.
     Requesters,
     /// Combining of stores by the host's CPUs.
     Combining,
-    /// Times of ATU commands.
+    /// Delays of ATU commands.
     Translation,
-    /// Times of SNQ programs.
+    /// Delays of SNQ programs.
     Events,
 }
 
-/// One round of SplitMix64, which maps neighbouring numbers to unrelated ones.
+/// One round of SplitMix64, which maps neighbouring numbers to unrelated numbers.
 fn scramble(x: u64) -> u64 {
     let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -45,8 +45,8 @@ fn scramble(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Returns the seed for a purpose of the NIC with this index; the index is 0 for purposes outside
-/// NICs.
+/// Returns the seed for a purpose of the NIC with index `nic`. The index is 0 for purposes that
+/// belong to no NIC.
 pub fn derive(seed: u64, nic: usize, purpose: Purpose) -> u64 {
     scramble(scramble(scramble(seed) ^ nic as u64) ^ purpose as u64)
 }

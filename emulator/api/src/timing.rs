@@ -1,4 +1,4 @@
-//! The timing model: options and statistics.
+//! Options and statistics of the timing model.
 
 use crate::nic::NicConfig;
 use crate::seed::{self, Purpose};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Order and timing of events, within the promises of the reference.
+/// Order and timing of events, within the guarantees of the hardware reference.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimingModel {
@@ -35,46 +35,47 @@ impl FromStr for TimingModel {
     }
 }
 
-/// DMA writes that become visible before the answer to a register read, or before a read by the
-/// chip.
+/// DMA writes that must become visible before the answer to a register read, or before a read by
+/// the chip.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Push {
-    /// All writes that the chip has made, wherever they are.
+    /// All writes that the chip has made, whether or not they have reached the PCIe bridge.
     #[default]
     All,
-    /// Writes that have reached the PCIe bridge; for a read by the chip, only those of its own
-    /// streams. PCIe promises no more, because writes between the units are not in the bridge's
-    /// queue.
+    /// Writes that have reached the PCIe bridge. For a read by the chip, only the writes of the
+    /// stream that reads. PCIe guarantees no more, because writes between a unit and the bridge are
+    /// not in the bridge's queue.
     Bridge,
 }
 
-/// Options of the timing model. All but `model` apply only to `unkind`.
+/// Options of the timing model. All except `model` apply only to `unkind`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TimingConfig {
     /// Timing model.
     pub model: TimingModel,
-    /// Maximum usual time that a packet waits between its unit and the crossbar, ns.
+    /// Maximum time in ns that a packet usually waits between its unit and the crossbar.
     pub inject_delay_ns: u64,
-    /// Maximum usual time until a DMA write becomes visible, ns.
+    /// Maximum time in ns until a DMA write usually becomes visible.
     pub dma_delay_ns: u64,
-    /// Maximum usual delay of an interrupt, ns.
+    /// Maximum delay in ns that an interrupt usually has.
     pub msi_delay_ns: u64,
-    /// DMA writes that a read pushes ahead of itself.
+    /// DMA writes that a read makes visible first.
     pub push: Push,
-    /// Time from the arrival of a DMA write at the PCIe bridge until it is visible, ns; used with
-    /// [`Push::Bridge`].
+    /// Time in ns from the arrival of a DMA write at the PCIe bridge until the write is visible.
+    /// Used with [`Push::Bridge`].
     pub bridge_ns: u64,
-    /// Average number of delays of which one is `stretch` times as long; 0: none.
+    /// Average number of delays of which one is stretched; 0 for no stretched delays.
     pub stretch_every: u32,
-    /// Factor of a stretched delay.
+    /// Factor by which a stretched delay is longer.
     pub stretch: u32,
-    /// Average number of interrupts of which one is preceded by a spurious interrupt; 0: none.
+    /// Average number of interrupts of which one is preceded by a spurious interrupt; 0 for no
+    /// spurious interrupts.
     pub spurious_every: u32,
-    /// Minimum and maximum latency of a link without configured latency, ns.
+    /// Minimum and maximum latency in ns of a link without a configured latency.
     pub link_latency_ns: [u64; 2],
-    /// Maximum additional latency of a packet on a link, ns.
+    /// Maximum additional latency in ns of a packet on a link.
     pub link_jitter_ns: u64,
     /// `wc-commit-ns` of NICs without a configured value.
     pub commit_delay_ns: u64,
@@ -89,9 +90,9 @@ pub struct TimingConfig {
 }
 
 impl Default for TimingConfig {
-    /// G35 has no figures. The usual delays are longer than a memory access and shorter than a
+    /// G35 gives no figures. The usual delays are longer than a memory access and shorter than a
     /// context switch. Stretched delays are longer than an interrupt of an emulated guest (50–170
-    /// µs), so that premature conclusions of a guest become visible.
+    /// µs), so that guests that rely on an order fail visibly.
     fn default() -> Self {
         Self {
             model: TimingModel::default(),
@@ -119,7 +120,7 @@ impl TimingConfig {
     ///
     /// # Errors
     ///
-    /// A delay would be longer than a second, or a range is reversed.
+    /// When a delay is longer than a second, or a minimum exceeds its maximum.
     pub fn validate(&self) -> Result<(), String> {
         let stretch = u64::from(self.stretch).max(1);
         let delays = [
@@ -157,8 +158,8 @@ impl TimingConfig {
 }
 
 impl TimingConfig {
-    /// Sets times and sizes of a NIC's units, except those that are given or differ from the
-    /// default.
+    /// Sets times and sizes of a NIC's units from this model. Options that `given` names, or that
+    /// differ from the default, stay unchanged.
     pub fn apply(
         &self,
         nic: &mut NicConfig,
@@ -198,22 +199,22 @@ impl TimingConfig {
     }
 }
 
-/// Statistics of the timing model for one NIC, since the start.
+/// Statistics of the timing model for one NIC since the emulator started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TimingStats {
-    /// Packets that entered the network late.
+    /// Packets that entered the network with a delay.
     pub packets_delayed: u64,
-    /// Packets that entered before one that the NIC had sent earlier.
+    /// Packets that entered the network before a packet that the NIC had sent earlier.
     pub packets_overtook: u64,
-    /// DMA writes that became visible late.
+    /// DMA writes that became visible with a delay.
     pub writes_delayed: u64,
-    /// DMA writes that became visible before one that had been made earlier.
+    /// DMA writes that became visible before a write that had been made earlier.
     pub writes_overtook: u64,
-    /// Times that a read of the NIC or of its host pushed writes ahead of itself.
+    /// Reads by the NIC or its host that made pending DMA writes visible first.
     pub pushes: u64,
-    /// Interrupts that were merged with another one.
+    /// Interrupts that were merged with another interrupt.
     pub msi_merged: u64,
-    /// Spurious interrupts.
+    /// Spurious interrupts that the model added.
     pub msi_spurious: u64,
 }

@@ -1,16 +1,16 @@
-//! Cables between the links of NICs: shorthands and files.
+//! Cables between the links of NICs, as shorthands and in files.
 //!
-//! Shorthands: `single`, `pair`, `ring:N`, `mesh:AxB…`, `torus:AxB…`, `full:N` (a cable between
-//! every pair), `star:N` (node 0 is the centre). A NIC has seven links, which limits the degree. In
-//! a torus, a dimension of size two is one cable, as in a mesh.
+//! The shorthands are `single`, `pair`, `ring:N`, `mesh:AxB…`, `torus:AxB…`, `full:N` (a cable
+//! between every pair) and `star:N` (node 0 is the centre). A NIC has seven links, which limits its
+//! number of cables. In a torus, a dimension of size two has one cable, as in a mesh.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fmt;
 
-/// Links per NIC.
+/// Number of links per NIC.
 pub const LINKS: u8 = 7;
-/// Maximum number of NICs in a fabric; leaves the two reserved node IDs free (HW §4.2).
+/// Maximum number of NICs in a fabric. The two reserved node IDs (HW §4.2) stay unused.
 pub const MAX_NODES: usize = 4096;
 
 /// One end of a cable.
@@ -18,7 +18,7 @@ pub const MAX_NODES: usize = 4096;
 pub struct End {
     /// Index of the NIC.
     pub nic: usize,
-    /// Link port, 0…6.
+    /// Number of the link port, 0…6.
     pub port: u8,
 }
 
@@ -41,7 +41,7 @@ impl std::str::FromStr for End {
     }
 }
 
-/// Error in a topology.
+/// Error in the description of a topology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("topology: {0}")]
 pub struct TopologyError(pub String);
@@ -51,25 +51,25 @@ pub struct TopologyError(pub String);
 pub struct Dimension {
     /// Number of nodes along the dimension.
     pub size: usize,
-    /// True if the dimension wraps around (only with more than two nodes).
+    /// True if the dimension wraps around. Only dimensions with more than two nodes do.
     pub wraps: bool,
-    /// Link towards the next higher coordinate.
+    /// Number of the link towards the next higher coordinate.
     pub plus: u8,
-    /// Link towards the next lower coordinate.
+    /// Number of the link towards the next lower coordinate.
     pub minus: u8,
 }
 
 /// NICs and cables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// Name as given by the user.
+    /// Name that the user gave.
     pub name: String,
     /// Number of NICs.
     pub nodes: usize,
-    /// Cables. Each end occurs once.
+    /// Cables between link ports. Each end occurs once.
     pub cables: Vec<(End, End)>,
-    /// Dimensions of a grid, lowest first; empty for other shapes. NIC index = c0 + size0 · (c1 +
-    /// size1 · …).
+    /// Dimensions of a grid, lowest first; empty for other shapes. The index of a NIC is c0 + size0
+    /// · (c1 + size1 · …), where c0, c1, … are its coordinates.
     pub dims: Vec<Dimension>,
 }
 
@@ -77,13 +77,13 @@ pub struct Topology {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TopologyFile {
-    /// Number of NICs in all hosts together.
+    /// Total number of NICs, with and without a host.
     pub nodes: usize,
-    /// Cables as `["NIC:PORT", "NIC:PORT"]`.
+    /// Ends of each cable as `["NIC:PORT", "NIC:PORT"]`.
     pub cables: Vec<(String, String)>,
 }
 
-/// The shorthands of topologies.
+/// Names of the shorthands.
 const KINDS: [&str; 7] = ["single", "pair", "ring", "mesh", "torus", "full", "star"];
 
 impl Topology {

@@ -10,7 +10,7 @@ pub struct Record {
     pub t: u64,
     /// Index of the NIC.
     pub nic: usize,
-    /// Event that happened.
+    /// Event that happened at the NIC.
     #[serde(flatten)]
     pub event: Event,
 }
@@ -33,22 +33,22 @@ pub enum By {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Event {
-    /// Register file write.
+    /// A write to the register file.
     RegWrite {
         /// Originator of the access.
         by: By,
-        /// Byte offset.
+        /// Byte offset of the register.
         offset: u32,
-        /// Value.
+        /// Value that was written.
         value: u64,
     },
-    /// Register file read.
+    /// A read from the register file.
     RegRead {
         /// Originator of the access.
         by: By,
-        /// Byte offset.
+        /// Byte offset of the register.
         offset: u32,
-        /// Value.
+        /// Value that was read.
         value: u64,
     },
     /// A complete descriptor at a requester.
@@ -57,31 +57,31 @@ pub enum Event {
         port: u8,
         /// Source VPID.
         vpid: u16,
-        /// Quadwords.
+        /// Quadwords of the descriptor.
         words: Vec<u64>,
     },
-    /// DMA access.
+    /// A DMA access by the NIC.
     Dma {
         /// True for a write to host memory.
         write: bool,
         /// Bus address.
         addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
     },
-    /// MSI message.
+    /// An MSI message to the host.
     Msi {
-        /// Vector.
+        /// Number of the vector.
         vector: u16,
     },
-    /// Report of an error of software.
+    /// A report of an error of software.
     Diagnostic {
         /// Description of the error.
         text: String,
     },
-    /// Injection of a packet by a NIC.
+    /// The injection of a packet by the NIC.
     Inject {
-        /// Number of the packet, which its copies share.
+        /// Number of the packet. Copies of a packet have the same number.
         id: u64,
         /// Source node ID.
         src: u16,
@@ -89,16 +89,16 @@ pub enum Event {
         dst: u16,
         /// True if the destination is a group.
         group: bool,
-        /// Network port.
+        /// Number of the network port.
         port: u8,
         /// Destination VPID.
         vpid: u16,
-        /// Payload bytes.
+        /// Length of the payload in bytes.
         bytes: u32,
         /// Kind of packet.
         body: String,
     },
-    /// Passage of a packet through a crossbar.
+    /// The passage of a packet through the NIC's crossbar.
     Hop {
         /// Number of the packet.
         id: u64,
@@ -107,35 +107,35 @@ pub enum Event {
         /// Crossbar outport.
         outport: u8,
     },
-    /// Delivery of a packet to the NIC.
+    /// The delivery of a packet to the NIC.
     Deliver {
         /// Number of the packet.
         id: u64,
-        /// Network port.
+        /// Number of the network port.
         port: u8,
     },
-    /// Drop of a packet by the network.
+    /// The drop of a packet by the network.
     Drop {
         /// Number of the packet.
         id: u64,
         /// Reason of the drop.
         reason: DropReason,
     },
-    /// Change of a link's state.
+    /// A change of a link's state.
     Link {
-        /// Link port.
+        /// Number of the link port.
         port: u8,
         /// True if the link carries packets now.
         up: bool,
     },
-    /// Configuration space write.
+    /// A write to the configuration space.
     ConfigWrite {
-        /// Byte offset.
+        /// Byte offset of the write.
         offset: u64,
-        /// Bytes.
+        /// Bytes that were written.
         data: Vec<u8>,
     },
-    /// Event of the NIC as a whole: connect, reset, power.
+    /// An event that concerns the whole NIC, such as connection, reset or power.
     State {
         /// Description of the event.
         text: String,
@@ -147,7 +147,7 @@ impl Record {
     ///
     /// # Errors
     ///
-    /// The line is not a record.
+    /// When the line is not a record.
     pub fn parse(line: &str) -> serde_json::Result<Self> {
         serde_json::from_str(line)
     }

@@ -1,4 +1,4 @@
-//! The typed client of the control socket.
+//! Typed client of the control socket.
 
 use super::{Counters, LinkSelect, Request, Response, Status, SOCKET};
 use anyhow::{bail, Context, Result};
@@ -32,9 +32,11 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a request and returns the answer. Fails with the emulator's reason if it refuses the
-    /// request. Fails also if the emulator has ended or does not answer in time; a connection that
-    /// timed out cannot be used any more.
+    /// Sends a request and returns the answer.
+    ///
+    /// Fails with the emulator's reason if the emulator refuses the request. Fails also if the
+    /// emulator has ended or does not answer in time. After a timeout, the connection cannot be
+    /// used again.
     pub fn call(&mut self, request: &Request) -> Result<serde_json::Value> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
@@ -81,7 +83,7 @@ impl Client {
         self.call(&Request::Poke { nic, offset, value }).map(drop)
     }
 
-    /// Plugs cables in or pulls them.
+    /// Plugs cables in or unplugs them.
     pub fn set_link(&mut self, link: LinkSelect, up: bool) -> Result<()> {
         self.call(&Request::Link {
             link,

@@ -3,17 +3,17 @@
 use crate::nic::QueueUnit;
 use serde::{Deserialize, Serialize};
 
-/// A forged packet.
+/// A packet that a test forges.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Forged {
     /// A VELO message.
     Velo {
-        /// Stamped source node.
+        /// Source node ID in the packet.
         src_node: u16,
-        /// Stamped source VPID.
+        /// Source VPID in the packet.
         src_vpid: u8,
-        /// Stamped protection descriptor.
+        /// Protection descriptor in the packet.
         #[serde(default)]
         protection: u16,
         /// Destination VPID, 10 bits.
@@ -28,79 +28,83 @@ pub enum Forged {
     },
     /// A notification put, which leaves a completer notification in the queue of `vpid`.
     Notification {
-        /// Source node.
+        /// Source node ID in the packet.
         src_node: u16,
-        /// Source VPID.
+        /// Source VPID in the packet.
         src_vpid: u8,
         /// Destination VPID.
         vpid: u8,
-        /// Class, [7:0] of notification word 1.
+        /// Class of the notification: bits [7:0] of notification word 1.
         #[serde(default)]
         class: u8,
-        /// Notification word 0.
+        /// Value of the notification: notification word 0.
         value: u64,
     },
-    /// An RMA request or response. The meaning of the numbers depends on the command, as in a
-    /// descriptor.
+    /// An RMA request or response. As in a descriptor, the command determines the meaning of the
+    /// numbers.
     Rma {
-        /// Source node.
+        /// Source node ID in the packet.
         src_node: u16,
-        /// Source VPID.
+        /// Source VPID in the packet.
         src_vpid: u8,
-        /// Protection descriptor.
+        /// Protection descriptor in the packet.
         #[serde(default)]
         protection: u16,
-        /// Destination VPID; in a response the VPID of the port that appears to have sent the
+        /// Destination VPID. In a response, the VPID of the port that appears to have sent the
         /// request.
         vpid: u8,
-        /// Code of the command (HW §10.2); responses are 10, 11, 13.
+        /// Code of the command (HW §10.2). Codes of responses are 10, 11 and 13.
         command: u8,
-        /// Requested notifications, as a sum: 1 requester, 2 responder, 4 completer.
+        /// Requested notifications, as the sum of 1 (requester), 2 (responder) and 4 (completer).
         #[serde(default)]
         notify: u8,
-        /// Mode bits as in notifications: 1 RRA, 2 interrupt, 4 NLAs, ….
+        /// Mode bits as in notifications: 1 RRA, 2 interrupt, 4 NLAs, and so on.
         #[serde(default)]
         mode: u8,
-        /// Address at the receiver; value of a notification put, number of a lock.
+        /// Address at the receiver. For a notification PUT, its value; for a lock, the number of
+        /// the lock.
         #[serde(default)]
         address: u64,
-        /// Address for a get's answer, value of an immediate put, operands or value of a lock.
+        /// Address to which a GET's answer is written. For an immediate PUT, its value; for a lock,
+        /// its operands or value.
         #[serde(default)]
         second: u64,
-        /// Length in bytes of gets, immediate puts and failed responses; class of a notification
-        /// put.
+        /// Length in bytes of GETs, immediate PUTs and failed responses. For a notification PUT,
+        /// its class.
         #[serde(default)]
         len: u32,
-        /// Data of puts and get responses as hexadecimal digits, up to 4096 bytes.
+        /// Data of PUTs and GET responses as hexadecimal digits, up to 4096 bytes.
         #[serde(default)]
         data: String,
-        /// Error code of a failed response; 0: success.
+        /// Error code of a failed response; 0 for success.
         #[serde(default)]
         error: u8,
-        /// True if more packets of the put or get response follow, so that this one does not
+        /// True if more packets of the PUT or GET response follow, so that this packet does not
         /// complete it.
         #[serde(default)]
         more: bool,
     },
-    /// A slot of the queue of `vpid`, with arbitrary content.
+    /// Arbitrary content of a slot in the queue of `vpid`.
     Slot {
-        /// Queue: mailbox or notification queue.
+        /// Unit of the queue, which makes it a mailbox or a notification queue.
         unit: QueueUnit,
-        /// VPID.
+        /// VPID of the queue.
         vpid: u8,
-        /// Last two quadwords of the slot: quadword before the status and status, or notification.
+        /// Last two quadwords of the slot. In a mailbox, the second is the status. In a
+        /// notification queue, both are the notification.
         words: [u64; 2],
     },
-    /// A store by the SMFU. With a target base in the interrupt range it is an interrupt.
+    /// A store by the SMFU. If the target base is in the interrupt range, the store raises an
+    /// interrupt.
     SmfuWrite {
-        /// Source node.
+        /// Source node ID in the packet.
         src_node: u16,
-        /// Interval whose target base is used; `None`: the default base.
+        /// Number of the interval whose target base is used; `None` selects the default base.
         #[serde(default)]
         interval: Option<u8>,
-        /// Global address.
+        /// Global address of the store.
         addr: u64,
-        /// Bytes as hexadecimal digits, 1…4096.
+        /// Stored bytes as hexadecimal digits, 1…4096 bytes.
         data: String,
     },
 }

@@ -1,8 +1,8 @@
-//! The control socket: one JSON object per line in each direction.
+//! The control socket of the emulator. Each message is a JSON object on one line.
 //!
-//! A request is a [`Request`]; its `cmd` field is the name. The answer is `{"ok": …}` or `{"error":
-//! "…"}`. The requests of one connection are answered in order. [`Client`] is the typed, blocking
-//! client.
+//! A request is a [`Request`]; its `cmd` field is the name of the variant. The answer is `{"ok":
+//! …}` or `{"error": "…"}`. The requests of one connection are answered in order. [`Client`] is a
+//! typed, blocking client.
 
 mod client;
 mod forged;
@@ -28,158 +28,160 @@ pub enum Request {
     Status,
     /// Returns all counters as [`Counters`].
     Counters {
-        /// NIC; `None`: all NICs.
+        /// Index of the NIC; `None` selects all NICs.
         #[serde(default)]
         nic: Option<usize>,
     },
-    /// Reads a register like management software, and returns its value.
+    /// Reads a register as management software does, and returns its value.
     Peek {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
         /// Byte offset in the register file, a multiple of 8.
         offset: u32,
     },
-    /// Writes a register like management software.
+    /// Writes a register as management software does.
     Poke {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
         /// Byte offset in the register file, a multiple of 8.
         offset: u32,
-        /// Value.
+        /// Value to write.
         value: u64,
     },
-    /// Plugs a cable in, pulls it, or changes the handling of packets while it is pulled.
+    /// Plugs cables in or unplugs them, and sets the handling of packets while they are unplugged.
     Link {
         /// Cables to change.
         link: LinkSelect,
-        /// True plugs the cables in.
+        /// True to plug the cables in.
         up: bool,
-        /// Handling of packets while the link is down; `None`: unchanged.
+        /// Handling of packets while the link is down; `None` leaves it unchanged.
         #[serde(default)]
         policy: Option<DownPolicy>,
     },
-    /// Lets cables go down and up repeatedly, beginning now.
+    /// Makes links go down and up repeatedly, beginning now.
     Flap {
         /// Cables to change.
         link: LinkSelect,
-        /// Time down, ms.
+        /// Duration of each down phase in ms.
         down_ms: u64,
-        /// Time up, ms.
+        /// Duration of each up phase in ms.
         up_ms: u64,
-        /// Number of times.
+        /// Number of down phases.
         count: u32,
-        /// Handling of packets while the link is down; `None`: they are held.
+        /// Handling of packets while the link is down; `None` holds them.
         #[serde(default)]
         policy: Option<DownPolicy>,
     },
-    /// Sets knobs of cables; absent ones stay unchanged.
+    /// Sets knobs of cables. Absent knobs stay unchanged.
     Knobs {
         /// Cables to change.
         link: LinkSelect,
-        /// Delay, ns.
+        /// Delay in ns.
         #[serde(default)]
         latency_ns: Option<u64>,
-        /// Payload bytes per second; 0: no limit.
+        /// Maximum payload bytes per second; 0 for no limit.
         #[serde(default)]
         bytes_per_second: Option<u64>,
-        /// Probability of damage per transmission.
+        /// Probability that a transmission is damaged.
         #[serde(default)]
         corrupt_rate: Option<f64>,
-        /// Probability of loss per transmission.
+        /// Probability that a transmission is lost.
         #[serde(default)]
         loss_rate: Option<f64>,
     },
-    /// Ends all faults: cables, knobs and faults of NICs are as configured, and no NIC is frozen.
-    /// Power and configuration space stay unchanged.
+    /// Ends all injected faults. Cables, knobs and faults of NICs return to their configured state,
+    /// and frozen NICs are thawed. Power and configuration space stay unchanged.
     EndFaults,
     /// Freezes or thaws a NIC.
     Freeze {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
-        /// True freezes the NIC.
+        /// True to freeze the NIC.
         on: bool,
     },
-    /// Switches a NIC on or off; off means removed from its host.
+    /// Switches a NIC on or off. A NIC that is off is removed from its host.
     Power {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
-        /// True switches the NIC on.
+        /// True to switch the NIC on.
         on: bool,
     },
-    /// Resets a NIC like its host.
+    /// Resets a NIC as its host does.
     Reset {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
     },
-    /// Replaces the faults that a NIC injects; the empty object ends all of them.
+    /// Replaces the faults that a NIC injects. The empty object ends all faults of the NIC.
     Faults {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
-        /// Faults.
+        /// New faults.
         faults: Faults,
     },
-    /// Changes the configuration space of a NIC (fields as in `[pci]`). Takes effect at QEMU's next
-    /// start.
+    /// Changes the PCI configuration space of a NIC (fields as in `[pci]`). The change takes effect
+    /// at QEMU's next start.
     Pci {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
         /// Fields to change.
         fields: serde_json::Map<String, serde_json::Value>,
     },
     /// Makes the model of a NIC panic at its next access, to test that the panic is contained.
     Panic {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
     },
     /// Delivers a packet without a sending NIC.
     Forge {
-        /// NIC that receives it.
+        /// Index of the NIC that receives the packet.
         nic: usize,
-        /// The packet.
+        /// Packet to deliver.
         packet: Forged,
     },
-    /// Sets registers that a unit reports in, then raises a trigger event like a unit of the chip.
+    /// Sets the registers in which a unit of the chip reports an event, then raises the trigger
+    /// event.
     Event {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
-        /// Number of the event.
+        /// Number of the trigger event.
         event: u8,
         /// Byte offsets of registers and their values.
         #[serde(default)]
         registers: Vec<(u32, u64)>,
     },
-    /// Restarts the random number generators.
+    /// Restarts the random number generators from a seed.
     Seed {
-        /// Seed.
+        /// New seed.
         seed: u64,
     },
-    /// Programs all NICs like management software.
+    /// Programs all NICs as management software does.
     Setup {
-        /// True routes around cables that carry no packets now.
+        /// True to route around cables that carry no packets now.
         #[serde(default)]
         avoid_dead: bool,
     },
-    /// Sets the network state (0 unconfigured, 1 running, 2 stopped).
+    /// Sets the network state of NICs.
     NetworkState {
-        /// NIC; `None`: all NICs.
+        /// Index of the NIC; `None` selects all NICs.
         #[serde(default)]
         nic: Option<usize>,
         /// State.
         state: u64,
     },
-    /// Changes a node ID at run time.
+    /// Changes the node ID of a running NIC.
     NodeId {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
         /// New node ID.
         id: u16,
     },
-    /// Starts a trace. A running one ends.
+    /// Starts a trace, and ends a trace that is running.
     TraceStart {
-        /// File.
+        /// Path of the trace file.
         path: String,
     },
-    /// Writes buffered trace records to the file, and returns the number of records so far.
+    /// Writes buffered trace records to the file. Returns the number of records since the start of
+    /// the trace.
     TraceFlush,
     /// Ends the trace.
     TraceStop,
@@ -198,13 +200,13 @@ impl Request {
     }
 }
 
-/// Selects cables.
+/// Selection of cables.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkSelect {
     /// Every cable.
     All,
-    /// The cable with this end, `NIC:PORT`.
+    /// The cable with the end `NIC:PORT`.
     End(String),
     /// All cables of a NIC.
     Nic(usize),
@@ -248,11 +250,11 @@ impl std::str::FromStr for LinkSelect {
     }
 }
 
-/// An answer.
+/// An answer of the emulator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Response {
-    /// Success, with the requested value or null.
+    /// Success, with the requested value, or null if no value was requested.
     Ok(serde_json::Value),
     /// Failure, with the reason.
     Error(String),
@@ -271,17 +273,17 @@ impl Response {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NicStatus {
-    /// Index.
+    /// Index of the NIC.
     pub nic: usize,
-    /// Host that the NIC is part of.
+    /// Number of the host that the NIC is part of.
     pub host: usize,
-    /// Path of the socket; empty without a host.
+    /// Path of the NIC's socket; empty for a NIC without a host.
     pub socket: String,
     /// True if the NIC has a built-in device behind it and no host.
     pub accelerator: bool,
     /// True while a guest is connected.
     pub connected: bool,
-    /// Power of the NIC.
+    /// Power state of the NIC.
     pub power: Power,
     /// True while the NIC is frozen.
     pub frozen: bool,
@@ -289,13 +291,13 @@ pub struct NicStatus {
     pub node_id: u16,
     /// Network state in its register.
     pub network_state: u64,
-    /// GUID.
+    /// GUID of the NIC.
     pub guid: u32,
     /// True while bus mastering is enabled.
     pub bus_master: bool,
     /// Number of enabled MSI vectors.
     pub msi_vectors: u16,
-    /// Number of DMA mappings and of their bytes.
+    /// Number of DMA mappings, and their total size in bytes.
     pub dma_maps: (usize, u64),
     /// Faults that the NIC injects now.
     pub faults: Faults,
@@ -305,13 +307,13 @@ pub struct NicStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LoopStats {
-    /// Returns from waiting.
+    /// Times that the loop returned from waiting.
     pub wakeups: u64,
-    /// Work passes with something to do.
+    /// Work passes in which the loop had something to do.
     pub turns: u64,
-    /// Messages of vfio-user clients.
+    /// Messages that vfio-user clients sent.
     pub messages: u64,
-    /// Socket reads of vfio-user clients.
+    /// Reads from the sockets of vfio-user clients.
     pub socket_reads: u64,
 }
 
@@ -319,27 +321,28 @@ pub struct LoopStats {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Status {
-    /// Process ID.
+    /// Process ID of the emulator.
     pub pid: u32,
     /// Topology as the user gave it.
     pub topology: String,
-    /// Seed of random numbers.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Timing model.
     pub timing: TimingModel,
     /// Variant of the model.
     pub variant: String,
-    /// Time since the start in ns.
+    /// Time in ns since the emulator started.
     pub uptime_ns: u64,
     /// True while a trace is written.
     pub tracing: bool,
-    /// NICs.
+    /// State of each NIC.
     pub nics: Vec<NicStatus>,
-    /// Cables.
+    /// State of each cable.
     pub links: Vec<LinkInfo>,
     /// Statistics of the event loop.
     pub event_loop: LoopStats,
-    /// Deadlocks of the fabric, as lists of the buffers involved; only the first few.
+    /// Deadlocks of the fabric, each as a list of the buffers involved. Only the first few are
+    /// listed.
     #[serde(default)]
     pub deadlocks: Vec<String>,
 }
@@ -359,25 +362,25 @@ impl Status {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NicCounters {
-    /// Index.
+    /// Index of the NIC.
     pub nic: usize,
     /// Counters of the chip (fields as in [`counters::Counters`](crate::counters::Counters)).
     pub chip: serde_json::Value,
-    /// Counters between chip and host.
+    /// Counters of the interface between chip and host.
     pub host: HostStats,
     /// Statistics of the timing model.
     pub timing: TimingStats,
     /// Counters of the NIC's crossbar.
     pub network: NodeStats,
-    /// Payload bytes of the NIC's packets that are not stored yet.
+    /// Payload bytes of packets from this NIC that the receivers have not stored yet.
     pub in_flight_bytes: u64,
-    /// Payload bytes that wait for the NIC's units.
+    /// Payload bytes of arrived packets that the units of the NIC have not processed yet.
     pub waiting_bytes: u64,
 }
 
 impl NicCounters {
     /// Returns a counter of the chip by its path, for instance `"velo.sent"` or `"events.28"`;
-    /// `None` if it does not exist.
+    /// `None` if there is no such counter.
     pub fn chip(&self, path: &str) -> Option<u64> {
         let step = |v: &'_ serde_json::Value, key: &str| match v {
             serde_json::Value::Array(list) => {
@@ -395,11 +398,11 @@ impl NicCounters {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Counters {
-    /// Time since the start in ns.
+    /// Time in ns since the emulator started.
     pub uptime_ns: u64,
-    /// NICs.
+    /// Counters of each NIC.
     pub nics: Vec<NicCounters>,
-    /// Cables.
+    /// Counters of each cable.
     pub links: Vec<LinkInfo>,
 }
 
