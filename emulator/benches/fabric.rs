@@ -14,7 +14,7 @@ use wire::rma::{Command, Mode, NotifySpec};
 
 /// Number of packets per run.
 const PACKETS: u64 = 2_000_000;
-/// Number of packets that are in flight together.
+/// Number of packets that are in flight at a time.
 const BATCH: u64 = 16;
 
 fn network(topology: &str) -> Network {

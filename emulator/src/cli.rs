@@ -1,4 +1,4 @@
-//! Command line.
+//! Command line of `extoll-emu`.
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
@@ -31,7 +31,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve a fabric until SIGTERM.
+    /// Serve a fabric until SIGTERM arrives.
     Run(RunArgs),
     /// Send a request to a running fabric and print the answer as JSON.
     Ctl {
@@ -41,15 +41,15 @@ enum Command {
         #[command(subcommand)]
         request: Ctl,
     },
-    /// Work with trace files.
+    /// Print trace files.
     Trace {
         #[command(subcommand)]
         command: TraceCommand,
     },
     /// List the switches that a variant sets.
     Variants {
-        /// Print variants that together cover every value of every switch, one per line for `run
-        /// --variant`.
+        /// Print variants that together contain every value of every switch. Each line is an
+        /// argument of `run --variant`.
         #[arg(long)]
         covering: bool,
     },
@@ -65,23 +65,23 @@ struct RunArgs {
     /// Number of hosts.
     #[arg(long)]
     nodes: Option<usize>,
-    /// single, pair, ring:N, mesh:AxB…, torus:AxB…, full:N or star:N. It must have nodes × NICs per
-    /// node NICs.
+    /// single, pair, ring:N, mesh:AxB…, torus:AxB…, full:N or star:N. The number of NICs must be
+    /// nodes × NICs per node + accelerators.
     #[arg(long)]
     topology: Option<String>,
-    /// NICs per host.
+    /// Number of NICs per host.
     #[arg(long)]
     nics_per_node: Option<usize>,
-    /// Number of NICs without a host. They are the last ones of the topology, each the root port of
-    /// a built-in device (default: the number of --accelerator options).
+    /// Number of NICs without a host. They have the highest indices in the topology. Each is the
+    /// root port of a built-in device (default: the number of --accelerator options).
     #[arg(long)]
     accelerators: Option<usize>,
     /// Device behind the next NIC without a host. nvme (64 MiB) or nvme:SIZE is a drive, plain a
-    /// test device. astray, storm, garbage, huge and gap are test devices that misbehave. May be
-    /// repeated.
+    /// test device. astray, storm, garbage, huge and gap are test devices that misbehave. The
+    /// option may be repeated.
     #[arg(long, value_name = "KIND[:SIZE]")]
     accelerator: Vec<DeviceChoice>,
-    /// Devices as a comma-separated list of kinds.
+    /// Devices behind the NICs without a host, as a comma-separated list of kinds.
     #[arg(long, value_delimiter = ',', conflicts_with = "accelerator")]
     accelerator_kinds: Vec<DeviceKind>,
     /// Directory for the sockets nic<N>.sock and control.sock.
@@ -90,8 +90,8 @@ struct RunArgs {
     /// Configuration file (TOML or JSON); the command line overrides it.
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Option of all NICs, with a key of section `[nic]` of the file, for example atu-tlb=off (may
-    /// be repeated).
+    /// Option of all NICs as KEY=VALUE, with a key of section `[nic]` of the file, for example
+    /// atu-tlb=off. The option may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     nic_option: Vec<String>,
     /// Write a trace to this file.
@@ -100,12 +100,13 @@ struct RunArgs {
     /// Seed of all random numbers of the run.
     #[arg(long)]
     seed: Option<u64>,
-    /// ideal: no delays, all in order; unkind: as late and as reordered as the reference allows
-    /// (default: as in the file, else ideal).
+    /// ideal: no delays, and everything in order. unkind: random delays and reordering, as far as
+    /// the hardware reference allows (default: as in the file, otherwise ideal).
     #[arg(long, value_enum)]
     timing: Option<TimingModel>,
-    /// Behaviour where the reference leaves a choice: default, auto (drawn from the seed of the
-    /// run), a number (drawn from it), or KEY=VALUE,… as listed by `extoll-emu variants`.
+    /// Behaviour where the hardware reference leaves a choice: default, auto (drawn from the seed
+    /// of the run), a number (drawn from this seed), or KEY=VALUE,… with switches that `extoll-emu
+    /// variants` lists.
     #[arg(long, default_value = "default")]
     variant: Choice,
 }
@@ -116,16 +117,16 @@ enum TraceCommand {
     Print {
         /// Trace file.
         file: PathBuf,
-        /// Only this NIC (may be repeated).
+        /// Print only records of this NIC (may be repeated).
         #[arg(long)]
         nic: Vec<usize>,
-        /// Only this kind of record (may be repeated).
+        /// Print only records of this kind (may be repeated).
         #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(print::KINDS))]
         kind: Vec<String>,
-        /// Only the path of this packet.
+        /// Print only the path of the packet with this number.
         #[arg(long)]
         packet: Option<u64>,
-        /// Only register accesses of hosts.
+        /// Print only register accesses of hosts.
         #[arg(long)]
         host_only: bool,
     },
@@ -135,7 +136,7 @@ enum TraceCommand {
 enum TopologyCommand {
     /// Print nodes, links and routes.
     Show {
-        /// Shorthand, or a configuration file.
+        /// Shorthand of a topology, or a configuration file.
         topology: String,
     },
 }
@@ -160,161 +161,162 @@ fn offset(text: &str) -> Result<u32, String> {
     u32::try_from(number(text)?).map_err(|_| "too large".into())
 }
 
-/// Links are given as `all`, `NIC:PORT`, `nicN` (all links of a NIC) or `N-M` (all links between
-/// two NICs).
+/// Links are given as `all`, `NIC:PORT` (the link at this port), `nicN` (all links of a NIC) or
+/// `N-M` (all links between two NICs).
 #[derive(Subcommand)]
 enum Ctl {
-    /// NICs, links, guests.
+    /// Show the state of NICs, links and guests.
     Status,
-    /// All counters.
+    /// Show all counters.
     Counters {
-        /// Only this NIC.
+        /// Show only this NIC.
         #[arg(long)]
         nic: Option<usize>,
     },
     /// Read a register.
     Peek {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
-        /// Byte offset.
+        /// Byte offset of the register.
         #[arg(value_parser = offset)]
         offset: u32,
     },
     /// Write a register.
     Poke {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
-        /// Byte offset.
+        /// Byte offset of the register.
         #[arg(value_parser = offset)]
         offset: u32,
-        /// Value.
+        /// Value to write.
         #[arg(value_parser = number)]
         value: u64,
     },
     /// Plug cables in.
     LinkUp {
-        /// Links.
+        /// Links to change.
         link: LinkSelect,
     },
-    /// Pull cables.
+    /// Unplug cables.
     LinkDown {
-        /// Links.
+        /// Links to change.
         link: LinkSelect,
-        /// drop or hold packets while the cable is out.
+        /// Handling of packets while the cable is unplugged: drop or hold.
         #[arg(long, value_parser = policy)]
         policy: Option<DownPolicy>,
     },
     /// Make links go down and up repeatedly.
     Flap {
-        /// Links.
+        /// Links to change.
         link: LinkSelect,
-        /// Time down, ms.
+        /// Duration of each down phase in ms.
         #[arg(long, default_value_t = 100)]
         down_ms: u64,
-        /// Time up, ms.
+        /// Duration of each up phase in ms.
         #[arg(long, default_value_t = 100)]
         up_ms: u64,
-        /// Number of repetitions.
+        /// Number of down phases.
         #[arg(long, default_value_t = 1)]
         count: u32,
-        /// drop or hold packets while a link is down (default: hold).
+        /// Handling of packets while a link is down: drop or hold (default: hold).
         #[arg(long, value_parser = policy)]
         policy: Option<DownPolicy>,
     },
     /// Set latency, bandwidth and damage rates of links.
     Knobs {
-        /// Links.
+        /// Links to change.
         link: LinkSelect,
-        /// Delay, ns.
+        /// Delay in ns.
         #[arg(long)]
         latency_ns: Option<u64>,
-        /// Payload bytes per second; 0: no limit.
+        /// Maximum payload bytes per second; 0 for no limit.
         #[arg(long)]
         bytes_per_second: Option<u64>,
-        /// Probability of damage per transmission.
+        /// Probability that a transmission is damaged.
         #[arg(long)]
         corrupt_rate: Option<f64>,
-        /// Probability of loss per transmission.
+        /// Probability that a transmission is lost.
         #[arg(long)]
         loss_rate: Option<f64>,
     },
     /// Freeze a NIC: it accepts no packets from the network and sends none.
     Freeze {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
     },
-    /// End a freeze.
+    /// Thaw a frozen NIC.
     Thaw {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
     },
     /// Switch a NIC off.
     PowerOff {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
     },
     /// Switch a NIC on.
     PowerOn {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
     },
-    /// Reset a NIC.
+    /// Reset a NIC as its host does.
     Reset {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
     },
     /// Replace the faults that a NIC injects.
     Faults {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
-        /// JSON, for example '{"queue-full":[{"unit":"velo","vpid":254}]}'; '{}' removes all
-        /// faults, including configured ones.
+        /// Faults as JSON, for example '{"queue-full":[{"unit":"velo","vpid":254}]}'; '{}' removes
+        /// all faults, including configured faults.
         faults: String,
     },
     /// End all faults. Links, link knobs and the NICs' faults return to the values in the
-    /// configuration. Frozen NICs run again; power is unchanged.
+    /// configuration. Frozen NICs run again. Power is unchanged.
     EndFaults,
-    /// Change the configuration space of a NIC for the next start of QEMU.
+    /// Change the PCI configuration space of a NIC. The change takes effect at the next start of
+    /// QEMU.
     Pci {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
-        /// JSON, for example '{"revision":66}'.
+        /// Fields and values as JSON, for example '{"revision":66}'.
         fields: String,
     },
     /// Make the model of a NIC panic at its next access.
     Panic {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
     },
-    /// Restart all random draws, as after a start with this seed.
+    /// Restart all random number generators, as after a start with this seed.
     Seed {
-        /// Seed.
+        /// New seed.
         seed: u64,
     },
-    /// Program all NICs.
+    /// Program all NICs as management software does.
     Setup {
         /// Route around cables that carry no packets now.
         #[arg(long)]
         avoid_dead: bool,
     },
-    /// Set the network state: 0 unconfigured, 1 running, 2 stopped.
+    /// Set the network state of NICs.
     NetworkState {
-        /// State.
+        /// Network state: 0 unconfigured, 1 running, 2 stopped.
         state: u64,
-        /// Only this NIC.
+        /// Set the state only of this NIC.
         #[arg(long)]
         nic: Option<usize>,
     },
-    /// Change a node ID.
+    /// Change the node ID of a NIC.
     NodeId {
-        /// NIC.
+        /// Index of the NIC.
         nic: usize,
         /// New node ID.
         id: u16,
     },
     /// Start a trace.
     TraceStart {
-        /// File.
+        /// Path of the trace file.
         path: PathBuf,
     },
     /// Write buffered trace records to the file.
@@ -323,9 +325,9 @@ enum Ctl {
     TraceStop,
     /// End the emulator.
     Shutdown,
-    /// Send a request given as JSON.
+    /// Send a request that is given as JSON.
     Raw {
-        /// Request.
+        /// The request.
         json: String,
     },
 }
@@ -406,8 +408,8 @@ impl Ctl {
     }
 }
 
-/// Parses the command line and runs it. If that fails, prints the reason on stderr and returns exit
-/// status 1.
+/// Parses the command line and executes the command. If that fails, prints the reason on stderr and
+/// returns exit status 1.
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run(args),
@@ -437,7 +439,7 @@ pub fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of the output has closed the pipe.
+        // The program that reads the output has closed the pipe.
         Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("extoll-emu: {e:#}");

@@ -1,4 +1,4 @@
-//! One NIC as a device of the vfio-user server.
+//! A NIC as a device of the vfio-user server.
 
 use crate::nic::ResetKind;
 use crate::peer::{Answered, Request};
@@ -9,9 +9,9 @@ use crate::world::World;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
-/// Access to one NIC of a world while one event is handled.
+/// Access to a NIC of a world while an event is handled.
 pub struct NicDevice<'a> {
-    /// The world.
+    /// World that contains the NIC.
     pub world: &'a mut World,
     /// Index of the NIC.
     pub nic: usize,
@@ -19,7 +19,7 @@ pub struct NicDevice<'a> {
 
 impl NicDevice<'_> {
     fn config_write(&mut self, offset: u64, data: &[u8]) {
-        // Configuration writes are answered, and an answer pushes the posted writes before it.
+        // A configuration write is answered, and its answer pushes all earlier posted writes.
         self.world.push_posted(self.nic);
         let now = self.world.now();
         let slot = &mut self.world.slots[self.nic];
@@ -127,7 +127,8 @@ impl Device for NicDevice<'_> {
                     machine.signal(start as u16 + i as u16);
                 }
             }
-            // Only an empty request arrives here, because the other indices have no vectors.
+            // Only an empty request arrives here, because the other interrupt indices have no
+            // vectors.
             IrqRequest::Eventfds { .. } | IrqRequest::Trigger { .. } => {}
         }
         Ok(())

@@ -1,19 +1,19 @@
-//! Classes of packets that share buffers.
+//! Classes of packets that share buffers: channels and lanes.
 //!
-//! A *channel* has a buffer of its own at every crossbar inport. MODEL decision, because number and
-//! meaning of the virtual channels are unknown (G28); outports count credits of ten classes (HW
-//! §15.3). The channels are:
+//! Each *channel* has a separate buffer at every crossbar inport. The set of channels is a MODEL
+//! decision, because number and meaning of the chip's virtual channels are unknown (G28). Outports
+//! count credits of ten classes (HW §15.3). The channels are:
 //!
 //! * one per traffic class for messages and requests;
-//! * one for RMA responses, so that a response never waits behind a request (as HW §12 demands of
+//! * one for RMA responses, so that a response never waits behind a request (as HW §12 demands for
 //!   the SMFU's classes);
 //! * one for the SMFU. Its requests and responses share the channel, which keeps PCIe order from
 //!   end to end (HW §12). They can't deadlock, because the SMFU accepts every packet that arrives;
-//! * one for multicasts, which take other routes.
+//! * one for multicasts, which use other routes.
 //!
-//! A *lane* is a channel of one unit. Packets queue per lane at the network ports of a NIC, in both
-//! directions. Units do not wait for each other there (HW §10.8: no order between VELO and RMA),
-//! while puts and gets of one VPID stay in order.
+//! A *lane* is the share of one unit in a channel. At the network ports of a NIC, packets queue per
+//! lane, in both directions. Units do not wait for each other there, because there is no order
+//! between VELO and RMA (HW §10.8). PUTs and GETs of one VPID stay in order.
 
 use crate::env::{Dest, Packet};
 use crate::nic::{Body, RmaKind};
@@ -24,15 +24,16 @@ use std::rc::Rc;
 pub const CHANNELS: usize = 7;
 /// Number of lanes.
 pub const LANES: usize = 11;
-/// Buffer bytes that a packet occupies besides its payload: headers, checksums.
+/// Number of bytes for headers and checksums that a packet occupies in a buffer in addition to its
+/// payload.
 pub const OVERHEAD: u64 = 64;
 
 const RESPONSES: u8 = 4;
 const SMFU: u8 = 5;
 const MULTICASTS: u8 = 6;
 
-/// A unit with lanes of its own at the network ports. The RMA's completer and responder share their
-/// lanes.
+/// A unit that has separate lanes at the network ports. The RMA's completer and responder share
+/// their lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Port {
     Velo = 0,
@@ -40,7 +41,7 @@ pub(crate) enum Port {
     Smfu = 2,
 }
 
-/// A channel of one unit.
+/// A channel of one unit, by its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lane(u8);
 
@@ -111,15 +112,15 @@ impl Lane {
         }
     }
 
-    /// Returns true for packets that requesters send on their own account. Only these are limited
-    /// by the sender's overall credit, because responses must not wait for it.
+    /// Returns true for packets that requesters send. The sender's total credit limits only these
+    /// packets, because responses must not wait for it.
     pub const fn is_request(self) -> bool {
         !matches!(self, Self::RMA_RESPONSES | Self::SMFU)
     }
 
     /// Set of all lanes of RMA requests.
     pub const RMA_REQUESTS: u16 = 0xF0;
-    /// Set of all lanes whose packets end in mailboxes.
+    /// Set of all lanes whose packets are stored in mailboxes.
     pub const VELO: u16 = 0x0F | Self::MULTICASTS.bit();
     /// Set of all lanes.
     pub const EVERY: u16 = (1 << LANES) - 1;
@@ -138,8 +139,8 @@ pub(crate) const fn channel_name(channel: usize) -> &'static str {
     }
 }
 
-/// A packet's share of the credit of the NIC that sent it. Dropping the receipt returns the credit:
-/// the packet has been stored, or is lost.
+/// Credit of the sending NIC that a packet uses. The receipt is dropped when the packet has been
+/// stored or lost; the drop returns the credit.
 #[derive(Debug)]
 pub struct Receipt {
     in_flight: Rc<Cell<u64>>,
@@ -153,7 +154,7 @@ impl Receipt {
         Self { in_flight, size }
     }
 
-    /// Returns the credit in bytes.
+    /// Returns the number of bytes of credit.
     pub fn size(&self) -> u64 {
         self.size
     }

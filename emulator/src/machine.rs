@@ -1,5 +1,5 @@
-//! Host side of one NIC: guest memory, interrupts, configuration space. Implements [`Host`] for the
-//! NIC model.
+//! Host side of one NIC: guest memory, interrupts and configuration space. It implements [`Host`]
+//! for the NIC model.
 
 use crate::env::{DmaFault, Host};
 use crate::pci::{ConfigSpace, PciConfig};
@@ -21,8 +21,8 @@ impl LogLimit {
     const BURST: u32 = 16;
     const REFILL_NS: u64 = 250_000_000;
 
-    /// Returns `Some(n)` to log the message now, where `n` is the number of messages suppressed
-    /// before it, or `None` to suppress it.
+    /// Returns `Some(n)` if the message may be logged now. `n` is the number of messages that were
+    /// suppressed before it. Returns `None` if the message must be suppressed.
     pub fn allow(&mut self, now_ns: u64) -> Option<u64> {
         let refill = now_ns.saturating_sub(self.since_ns) / Self::REFILL_NS;
         if refill > 0 {
@@ -44,22 +44,22 @@ impl LogLimit {
 /// Host side of one NIC.
 pub struct Machine {
     nic: usize,
-    /// Configuration space.
+    /// PCI configuration space of the NIC.
     pub config: ConfigSpace,
-    /// Memory of the client.
+    /// Guest memory that the client has mapped.
     pub memory: GuestMemory,
     /// Accesses to other devices of the host.
     pub peers: Peers,
     msi: Vec<Option<OwnedFd>>,
-    /// Time of the current event, ns since the start.
+    /// Time of the current event in ns since the start.
     pub now_ns: u64,
-    /// Statistics.
+    /// Statistics of the interface between NIC and host.
     pub stats: HostStats,
     log: LogLimit,
 }
 
 impl Machine {
-    /// Returns a host without a client.
+    /// Returns a host to which no client is connected.
     pub fn new(nic: usize, pci: PciConfig) -> Self {
         Self {
             nic,
@@ -73,7 +73,8 @@ impl Machine {
         }
     }
 
-    /// Drops the state of the client. Returns the loads that it left unanswered.
+    /// Drops all state that belongs to the client. Returns the loads that the client has not
+    /// answered.
     pub fn disconnect(&mut self) -> Vec<u64> {
         let (lost, due) = self.peers.close();
         let loads = self.lose(lost, due);
@@ -83,7 +84,8 @@ impl Machine {
         loads
     }
 
-    /// Gives up a client that does not answer. Returns the loads that wait for it.
+    /// Stops waiting for a client that does not answer. Returns the loads that waited for the
+    /// client.
     pub fn give_up(&mut self) -> Vec<u64> {
         let (lost, due) = self.peers.give_up();
         let n = lost.count();
@@ -109,8 +111,9 @@ impl Machine {
         }
     }
 
-    /// Makes all pending writes to memory visible, even if earlier stores to devices are not done.
-    /// A read of the NIC by its host pushes them, and must not wait for the host itself.
+    /// Makes all pending writes to memory visible, even if earlier stores to devices have not
+    /// ended. A read of the NIC by its host pushes these writes. It must not wait for the stores,
+    /// because only the host can end them.
     pub fn push(&mut self) {
         for due in self.peers.push_out() {
             self.commit(due);
@@ -120,7 +123,7 @@ impl Machine {
     fn commit(&mut self, due: Due) {
         match due {
             Due::Write(addr, data) => {
-                // The address was in guest memory when the chip wrote, and has been unmapped since.
+                // Failure means that the client has unmapped the address since the chip wrote.
                 if !self.memory.write(addr, &data) {
                     self.refuse(addr, data.len(), "write");
                 }
@@ -130,7 +133,7 @@ impl Machine {
     }
 
     fn interrupt(&mut self, vector: u16) {
-        // An MSI is a memory write, so it needs bus mastering as well.
+        // An MSI is a memory write, so it needs bus mastering, too.
         if vector < self.config.msi_enabled() && self.config.bus_master() && self.signal(vector) {
             self.stats.msi_sent += 1;
         } else {
@@ -138,7 +141,7 @@ impl Machine {
         }
     }
 
-    /// Routes MSI vectors to eventfds.
+    /// Routes MSI vectors from `start` on to eventfds.
     pub fn set_msi(&mut self, start: u32, fds: Vec<Option<OwnedFd>>) {
         let end = start as usize + fds.len();
         if self.msi.len() < end {
@@ -154,12 +157,12 @@ impl Machine {
         self.msi.clear();
     }
 
-    /// Signals the eventfd of a vector. Returns `false` if there is none.
+    /// Signals the eventfd of a vector. Returns `false` if the vector has no eventfd.
     pub fn signal(&mut self, vector: u16) -> bool {
         let Some(Some(fd)) = self.msi.get(usize::from(vector)) else {
             return false;
         };
-        // A full counter (EAGAIN) still wakes the client.
+        // EAGAIN counts as success, because a full counter still wakes the client.
         matches!(
             rustix::io::write(fd, &1u64.to_ne_bytes()),
             Ok(_) | Err(Errno::AGAIN)
@@ -175,7 +178,7 @@ impl Machine {
         }
     }
 
-    /// Returns true if a write of `len` bytes at `addr` would be accepted now.
+    /// Returns true if the host would accept a write of `len` bytes at `addr` now.
     pub fn takes(&self, addr: u64, len: usize) -> bool {
         self.config.bus_master() && (self.memory.writable(addr, len) || self.peers.accepts(len))
     }
@@ -188,7 +191,7 @@ impl Machine {
                 "DMA {what} of {len} bytes at {addr:#x} refused: outside guest memory, and no device has this address (error {error})"
             ));
         } else {
-            // Bus mastering was on when the message was created, and is off now.
+            // Bus mastering was on when the message was created, but is off now.
             self.stats.dma_no_bus_master += 1;
         }
     }

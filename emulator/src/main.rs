@@ -1,4 +1,4 @@
-//! `extoll-emu`: the emulated Tourmalet NICs and their fabric, one vfio-user socket per NIC.
+//! `extoll-emu`: emulates Tourmalet NICs and their fabric. Each NIC has a vfio-user socket.
 #![forbid(unsafe_code)]
 
 mod cli;

@@ -327,9 +327,9 @@ pub struct NicConfig {
     pub irq_missed: IrqMissed,
     /// Registers that a function-level reset clears.
     pub flr_scope: FlrScope,
-    /// Maximum number of messages, commands and requests that wait for the network in one lane.
-    /// With this number, the requester reports `retry`. With twice this number of SMFU requests,
-    /// the host's stores to the SMFU window wait.
+    /// Maximum number of messages, commands and requests that wait for the network in one lane. At
+    /// the maximum, the requester reports `retry`. At twice this number of SMFU requests, the
+    /// host's stores to the SMFU window wait.
     pub tx_queue_limit: usize,
     /// Time in ns after which an SMFU request without response fails, if `timeout_control.timeout`
     /// is 0.

@@ -1,9 +1,9 @@
-//! Variants: a value for each decision of the model about a gap of the reference
-//! (docs/hardware.md).
+//! Variants of the model. A variant gives a value to each switch, a decision about a gap of the
+//! hardware reference (docs/hardware.md).
 //!
 //! If the reference is silent, the model has a default behaviour and alternatives. A driver must
-//! work with all of them. Tests therefore run with a choice drawn from a seed, or with each of a
-//! set of choices that together contain every value of every switch.
+//! work with all of them. Tests therefore run either with a variant drawn from a seed, or with each
+//! of a set of variants that together contain every value of every switch.
 
 use crate::config::ConfigFile;
 use anyhow::{bail, Context, Result};
@@ -14,17 +14,17 @@ use std::fmt;
 use std::str::FromStr;
 use toml::{Table, Value};
 
-/// Value of a field that is left out.
+/// Value of a switch whose field is left out of the configuration.
 const NONE: &str = "none";
 
-/// A decision of the model with alternatives.
+/// A decision of the model for which there are alternatives.
 #[derive(Debug, Clone, Copy)]
 pub struct Switch {
     /// Key in the configuration file, as `section.field`.
     pub key: &'static str,
-    /// Gap of the reference (`G` number).
+    /// Number of the gap in the reference, as `G` and digits.
     pub gap: &'static str,
-    /// Possible values; the first one is the default.
+    /// Possible values. The first value is the default.
     pub values: &'static [&'static str],
 }
 
@@ -32,7 +32,7 @@ const fn switch(key: &'static str, gap: &'static str, values: &'static [&'static
     Switch { key, gap, values }
 }
 
-/// All switches of which values are drawn.
+/// All switches for which variants draw values.
 pub const SWITCHES: &[Switch] = &[
     switch("nic.flr-scope", "G2", &["everything", "keep-network"]),
     switch("pci.msi-vectors", "G3", &["1", "4", "32"]),
@@ -71,24 +71,25 @@ pub const SWITCHES: &[Switch] = &[
     switch("nic.hold-closed", "G10", &["drop", "keep"]),
 ];
 
-/// Switch of the timing model. `lab` sets it to unkind by default, unless a variant names it.
+/// Switch of the timing model. The program `lab` uses the unkind model by default, unless a variant
+/// names a model.
 const TIMING: &str = "timing.model";
 
-/// Values of switches by key; absent ones have their defaults.
+/// Values of switches by key. Switches without a value have their default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Variant(BTreeMap<String, String>);
 
-/// Choice of a variant.
+/// Choice of a variant for a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// All defaults.
+    /// Every switch has its default.
     #[default]
     Default,
-    /// Values drawn from the seed of the run.
+    /// Values are drawn from the seed of the run.
     Auto,
-    /// Values drawn from this seed.
+    /// Values are drawn from this seed.
     Seed(u64),
-    /// These values.
+    /// The switches in this variant have these values.
     Set(Variant),
 }
 
@@ -138,8 +139,8 @@ impl fmt::Display for Variant {
 }
 
 impl Variant {
-    /// Returns the variant of a seed. Each switch has its default with probability ½, else one of
-    /// its other values.
+    /// Returns the variant of a seed. Each switch has its default with probability ½, otherwise one
+    /// of its other values.
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut values = BTreeMap::new();
@@ -152,8 +153,9 @@ impl Variant {
         Self(values)
     }
 
-    /// Returns a few variants that together contain every value of every switch. Each names its
-    /// timing model. Only the first one is ideal, because most errors appear with the other model.
+    /// Returns a few variants that together contain every value of every switch. Each variant names
+    /// its timing model. Only the first variant is ideal, because the unkind model exposes most
+    /// errors.
     pub fn covering() -> Vec<Self> {
         let lines = SWITCHES.iter().map(|s| s.values.len()).max().unwrap_or(0);
         let line = |i: usize| {
@@ -171,11 +173,11 @@ impl Variant {
         (0..lines).map(line).collect()
     }
 
-    /// Returns the values in a configuration, from whatever source.
+    /// Returns the variant that a configuration describes.
     ///
     /// # Errors
     ///
-    /// The configuration cannot be written as TOML.
+    /// When the configuration cannot be written as TOML.
     pub fn of(file: &ConfigFile) -> Result<Self> {
         let table = Table::try_from(file)?;
         let differs = |s: &Switch| {
@@ -185,8 +187,8 @@ impl Variant {
         Ok(Self(SWITCHES.iter().filter_map(differs).collect()))
     }
 
-    /// Returns the configuration with these values. With `keep`, values of `file` that differ from
-    /// the default stay.
+    /// Returns `file` with the values of this variant. If `keep` is true, values of `file` that
+    /// differ from the default stay.
     fn apply(&self, file: ConfigFile, keep: bool) -> Result<ConfigFile> {
         if self.0.is_empty() {
             return Ok(file);
@@ -205,12 +207,12 @@ impl Variant {
 }
 
 impl Choice {
-    /// Returns the configuration under this choice. Values of the file override drawn values; named
-    /// values override the file.
+    /// Returns the configuration with the chosen values. Values in the file override drawn values;
+    /// named values override the file.
     ///
     /// # Errors
     ///
-    /// A switch cannot have its value.
+    /// When a switch cannot have its value.
     pub fn apply(&self, file: ConfigFile, seed: u64) -> Result<ConfigFile> {
         match self {
             Choice::Default => Ok(file),
@@ -222,7 +224,7 @@ impl Choice {
     }
 }
 
-/// Parses a value as TOML; any other text is a string, and `none` is `None`.
+/// Parses a value as TOML. Text that is not valid TOML becomes a string; `none` becomes `None`.
 fn parse(text: &str) -> Option<Value> {
     if text == NONE {
         return None;
@@ -316,8 +318,8 @@ mod tests {
             let all = |l: &&Variant| wanted.iter().all(|(key, value)| of(l, key) == *value);
             lines.iter().any(|l| all(&l))
         };
-        // A driver notices a lost identity only if it is not restored before the reset has
-        // finished.
+        // A driver notices that its identity was lost only if the set-up restores it after the
+        // reset has finished.
         assert!(has(&[("nic.flr-scope", ""), ("setup.delay-ms", "400")]));
         // Descriptors are in flight only if execution takes time.
         assert!(has(&[
@@ -326,7 +328,7 @@ mod tests {
             ("nic.wc-depth", "16"),
             (TIMING, "unkind"),
         ]));
-        // Writes can be pushed, or passed by an answer, only with delays.
+        // Only with delays can a read push writes, or an answer pass writes.
         for late in [("timing.push", "bridge"), ("nic.atu-notify", "own-way")] {
             assert!(has(&[late, (TIMING, "unkind")]), "{late:?}");
         }

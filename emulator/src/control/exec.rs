@@ -1,4 +1,4 @@
-//! Execution of the requests.
+//! Execution of the requests that arrive on the control socket.
 
 use super::{Counters, LinkSelect, LoopStats, NicCounters, NicStatus, Request, Status};
 use crate::network::topology::End;
@@ -10,7 +10,7 @@ use serde_json::{json, Value};
 use std::path::Path;
 
 const MS: u64 = 1_000_000;
-/// Maximum time of a flap command: one day.
+/// Maximum duration in ms of each phase of a flap: one day.
 const MAX_MS: u64 = 86_400_000;
 
 fn nic(world: &World, nic: usize) -> Result<usize> {

@@ -1,8 +1,8 @@
-//! Forged packets, as a broken or hostile peer might send them, delivered to one NIC.
+//! Forged packets for one NIC, as a broken or hostile peer might send them.
 //!
-//! They enter at the network port of the NIC, behind the fabric, so the source may be a node that
-//! does not exist. Slots of queues are written with the given words, including words that no packet
-//! makes the chip write.
+//! A forged packet enters at the network port of the NIC, behind the fabric, so its source may be a
+//! node that does not exist. Slots of queues can be filled with any words, including words that the
+//! chip never writes.
 
 use crate::env::{Dest, NetPort, Packet};
 use crate::nic::{Body, Part, QueueUnit, RmaKind, RmaMessage, SmfuMessage, SmfuSpace, VeloMessage};
@@ -27,7 +27,7 @@ fn bytes(hex: &str) -> Result<Vec<u8>> {
 pub enum Arrival {
     /// A packet to deliver from the network.
     Packet(Packet),
-    /// Words to store in a slot of a queue.
+    /// Unit and VPID of a queue, and the words to store in its next slot.
     Slot(QueueUnit, u8, [u64; 2]),
 }
 
@@ -38,7 +38,7 @@ const MAX_RMA: usize = 4096;
 ///
 /// # Errors
 ///
-/// Fails if a field is out of range.
+/// When a field is out of range.
 pub fn arrival(forged: &Forged, to: NodeId) -> Result<Arrival> {
     match *forged {
         Forged::Slot { unit, vpid, words } => Ok(Arrival::Slot(unit, vpid, words)),

@@ -1,4 +1,4 @@
-//! Server side of a control connection: one JSON request and response per line, non-blocking.
+//! Server side of a control connection. Each line is a JSON request or response. No call blocks.
 
 use super::{exec, LoopStats, Request, Response};
 use crate::world::World;
@@ -10,9 +10,10 @@ use std::os::unix::net::UnixStream;
 
 /// Maximum length of a request in bytes.
 const MAX_LINE: usize = 1 << 20;
-/// Number of unsent response bytes above which no request is executed until the client reads.
+/// Number of unsent response bytes above which no request is executed until the client has read
+/// some.
 const TX_HIGH_WATER: usize = 1 << 20;
-/// Maximum number of requests per iteration of the event loop.
+/// Maximum number of requests that are executed per iteration of the event loop.
 const PER_TURN: usize = 16;
 
 /// Result of a call to [`Session::service`].
@@ -20,9 +21,9 @@ const PER_TURN: usize = 16;
 pub enum Outcome {
     /// The connection stays open and its socket must be watched.
     Open {
-        /// Requests are pending: call again without waiting.
+        /// True if requests are pending. The caller must call again without waiting.
         more: bool,
-        /// Responses are pending: wait for writability.
+        /// True if responses are pending. The caller must wait until the socket is writable.
         want_write: bool,
     },
     /// The client has closed the connection or sent an overlong line.

@@ -1,4 +1,4 @@
-//! DMA engine of the test device: one transfer at a time.
+//! DMA engine of the test device. It performs one transfer at a time.
 
 use super::{chunks, Gather, Gathered, Link, PciePacket};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use wire::tlp::{Bdf, Kind, Span};
 
 /// Maximum number of read requests in flight.
 const WINDOW: usize = 8;
-/// Lowest tag that the engine does not use.
+/// Tag that requests of other parts of the device use. The engine uses all lower tags.
 pub(super) const FOREIGN_TAG: u8 = u8::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,9 +38,9 @@ pub(super) struct Dma {
     at: u32,
     len: u32,
     to_bus: bool,
-    /// Number of bytes requested or sent.
+    /// Number of bytes that have been requested or sent.
     issued: u32,
-    /// Time without progress in ns after which the transfer fails.
+    /// Time in ns after which a transfer without progress fails.
     timeout_ns: u64,
     deadline: u64,
     refused: bool,
@@ -67,14 +67,14 @@ impl Dma {
         self.state == State::Busy && self.starved
     }
 
-    /// Starts a transfer. Returns `false` while another one runs. An invalid transfer fails at its
-    /// first step.
+    /// Starts a transfer. Returns `false` while another transfer runs. An invalid transfer fails at
+    /// its first step.
     pub fn start(&mut self, t: Transfer, timeout_ns: u64) -> bool {
         if self.state == State::Busy {
             return false;
         }
-        // Tags continue, so that a late completion of the previous transfer does not match one of
-        // this transfer.
+        // Tags continue, so that a late completion of the previous transfer does not match a
+        // request of this transfer.
         let next_tag = self.next_tag;
         *self = Self {
             state: State::Busy,
@@ -97,7 +97,7 @@ impl Dma {
         Some(good)
     }
 
-    /// Fails a running transfer.
+    /// Fails the running transfer. Returns the result if there was one.
     pub fn fail(&mut self) -> Option<bool> {
         if self.state == State::Busy {
             self.end(false)
@@ -106,7 +106,7 @@ impl Dma {
         }
     }
 
-    /// Fails a transfer that has timed out.
+    /// Fails the running transfer if its deadline has passed.
     pub fn expire(&mut self, now_ns: u64) -> Option<bool> {
         if now_ns >= self.deadline {
             self.fail()
@@ -115,7 +115,7 @@ impl Dma {
         }
     }
 
-    /// Sends requests while credit and window allow. Returns the result if the transfer ended.
+    /// Sends requests while credit and window allow. Returns the result if the transfer has ended.
     pub fn run(
         &mut self,
         id: Bdf,
@@ -173,7 +173,7 @@ impl Dma {
         None
     }
 
-    /// Processes a completion. Returns the result if the transfer ended.
+    /// Processes a completion. Returns the result if the transfer has ended.
     pub fn complete(&mut self, tag: u8, packet: &PciePacket, memory: &mut [u8]) -> Option<bool> {
         let (at, gather) = self.reads.get_mut(&tag)?;
         let to = *at as usize;

@@ -1,23 +1,23 @@
-//! Common parts of the built-in devices: configuration requests, decoding of BAR0, interrupt
+//! Common code of the built-in devices: configuration requests, decoding of BAR0, and interrupt
 //! vectors.
 
 use super::config::{Config, Effects, Shape};
 use super::{Link, PciePacket};
 use wire::tlp::{Bdf, CfgType, Kind, Span, Status};
 
-/// Bytes of an MSI-X vector in the table.
+/// Size in bytes of a vector's entry in the MSI-X table.
 const ENTRY: usize = 16;
-/// Vector control bit: the vector is masked.
+/// Bit in the vector control word of an entry: the vector is masked.
 const MASKED: u32 = 1;
 
-/// A function with one BAR.
+/// A PCI function with one BAR.
 pub(super) struct Function {
     config: Config,
-    /// ID that the last configuration write assigned.
+    /// Bus, device and function number from the last configuration write.
     bdf: Bdf,
     vectors: u8,
     table: Vec<u8>,
-    /// Set of the vectors that wait until they may interrupt.
+    /// Set of the vectors that wait until software allows their interrupts.
     pending: u32,
 }
 
@@ -36,7 +36,8 @@ impl Function {
         f
     }
 
-    /// Performs a function-level reset. The function keeps only its ID.
+    /// Performs a function-level reset. The function keeps only its bus, device and function
+    /// number.
     pub fn reset(&mut self) {
         self.config.reset();
         self.table.fill(0);
@@ -60,14 +61,14 @@ impl Function {
         &self.config
     }
 
-    /// Returns the offset in BAR0 of an access that is completely inside its `size` bytes.
+    /// Returns the offset in BAR0 of an access, or `None` if the access is not completely inside
+    /// the `size` bytes of BAR0.
     pub fn decode(&self, span: Span, size: u64) -> Option<u64> {
         let offset = span.addr.checked_sub(self.config.bar()?)?;
         (offset + u64::from(span.dwords) * 4 <= size).then_some(offset)
     }
 
-    /// Answers a read of BAR0 with the dwords of the span, or with "unsupported request" for
-    /// `None`.
+    /// Answers a read of BAR0 with the dwords of the span. `None` answers "unsupported request".
     pub fn answer(
         &self,
         to: (Bdf, u8),
@@ -108,8 +109,8 @@ impl Function {
         });
     }
 
-    /// Answers a configuration request and returns its effects. After [`Effects::reset`] the caller
-    /// resets the device.
+    /// Answers a configuration request. Returns the effects of the request. If [`Effects::reset`]
+    /// is set, the caller must reset the device.
     pub fn configure(&mut self, packet: &PciePacket, link: &mut Link<'_>) -> Effects {
         match packet.tlp.kind {
             Kind::CfgRead {
@@ -152,23 +153,23 @@ impl Function {
         }
     }
 
-    /// Returns one byte of the MSI-X table.
+    /// Returns the byte of the MSI-X table at `offset`.
     pub fn table_byte(&mut self, offset: u64) -> Option<&mut u8> {
         self.table.get_mut(usize::try_from(offset).ok()?)
     }
 
-    /// Returns the set of the vectors that wait until they may interrupt.
+    /// Returns the set of the vectors that wait until software allows their interrupts.
     pub fn pending(&self) -> u32 {
         self.pending
     }
 
-    /// Marks a vector as pending. The caller then calls [`deliver`](Self::deliver).
+    /// Marks a vector as pending. The caller must then call [`deliver`](Self::deliver).
     pub fn raise(&mut self, vector: u8) {
         self.pending |= 1u32.checked_shl(vector.into()).unwrap_or(0);
     }
 
-    /// Sends the messages of pending vectors that may interrupt now, each `times` times. Returns
-    /// the number of vectors. While interrupts are off, messages are lost.
+    /// Sends the messages of pending vectors whose interrupts are allowed now, each `times` times.
+    /// Returns the number of these vectors. While interrupts are off, messages are lost.
     pub fn deliver(&mut self, times: u32, link: &mut Link<'_>) -> u32 {
         let (msix, all_masked) = self.config.msix();
         if !self.config.bus_master() {

@@ -2,7 +2,8 @@
 //!
 //! The NIC's PCIe bridge and the device exchange only transaction layer packets. Any source of such
 //! packets can be attached: the built-in [`TestDevice`] and [`Nvme`], or a process that serves a
-//! device over a socket. No call blocks: a device answers a request in the same or a later call.
+//! device over a socket. No call blocks: a device may answer a request during the call that passes
+//! it, or during a later call.
 
 mod config;
 mod dma;
@@ -22,13 +23,13 @@ pub const MAX_PAYLOAD: u32 = 256;
 /// Maximum read request size on the link in bytes.
 pub const MAX_READ: u32 = 512;
 
-/// A packet with its payload. Code that creates one ensures that the payload has the length in the
-/// header.
+/// A PCIe packet with its payload. The creator of a packet ensures that the payload has the length
+/// in the header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciePacket {
     /// Header.
     pub tlp: Tlp,
-    /// Payload in address order, whole dwords.
+    /// Payload in address order, in whole dwords.
     pub data: Vec<u8>,
 }
 
@@ -64,7 +65,7 @@ impl PciePacket {
         })
     }
 
-    /// Returns the runs of enabled bytes of a memory write: address and bytes.
+    /// Returns the runs of enabled bytes of a memory write, each with its address.
     pub fn runs(span: Span, data: &[u8]) -> Vec<(u64, &[u8])> {
         let mut runs: Vec<(u64, &[u8])> = Vec::new();
         let on = |i: usize| span.enables((i / 4) as u16) & (1 << (i % 4)) != 0;
@@ -82,8 +83,9 @@ impl PciePacket {
         runs
     }
 
-    /// Returns the completions of a memory read: one per piece, or a single one with an error.
-    /// `data` holds the bytes from the first to the last enabled one.
+    /// Returns the completions of a memory read: one completion per chunk, or a single completion
+    /// with an error if `data` is `None`. `data` contains the bytes from the first to the last
+    /// enabled byte.
     pub fn read_answers(
         completer: Bdf,
         to: (Bdf, u8),
@@ -134,8 +136,8 @@ impl PciePacket {
     }
 }
 
-/// Splits an access into requests of up to `max` bytes that stay inside 4 KiB pages. Yields offset
-/// and length of each.
+/// Splits an access into requests of up to `max` bytes that stay inside 4 KiB pages. Yields the
+/// offset and the length of each request.
 pub fn chunks(addr: u64, len: u32, max: u32) -> impl Iterator<Item = (u32, u32)> {
     let mut offset = 0;
     std::iter::from_fn(move || {
@@ -149,7 +151,7 @@ pub fn chunks(addr: u64, len: u32, max: u32) -> impl Iterator<Item = (u32, u32)>
     })
 }
 
-/// A read in flight: collects the bytes of its completions.
+/// Collects the bytes of the completions of a read in flight.
 #[derive(Debug, Clone)]
 pub struct Gather {
     span: Span,
@@ -162,14 +164,14 @@ pub struct Gather {
 pub enum Gathered {
     /// More completions are expected.
     More,
-    /// The read is complete, with the bytes from the first to the last enabled one.
+    /// The read is complete. Contains the bytes from the first to the last enabled byte.
     Done(Vec<u8>),
     /// The read failed.
     Failed,
 }
 
 impl Gather {
-    /// Starts to collect a read of `span`.
+    /// Starts to collect the bytes of a read of `span`.
     pub fn new(span: Span) -> Self {
         Self {
             span,
@@ -214,11 +216,11 @@ impl Gather {
     }
 }
 
-/// The link from a device to the root port, for one call.
+/// The link from a device to the root port, for the duration of one call.
 pub struct Link<'a> {
     /// Monotonic time in ns.
     pub now_ns: u64,
-    /// Number of packets that the root port still accepts without queueing. A device holds back
+    /// Number of packets that the root port accepts without queueing them. A device holds back
     /// further requests and then returns true from [`Endpoint::wants_credit`]. Completions need no
     /// credit.
     pub credits: usize,
@@ -226,7 +228,7 @@ pub struct Link<'a> {
 }
 
 impl<'a> Link<'a> {
-    /// Returns a link whose packets go to `out`.
+    /// Returns a link that appends packets to `out`.
     pub fn new(now_ns: u64, credits: usize, out: &'a mut VecDeque<PciePacket>) -> Self {
         Self {
             now_ns,
@@ -242,8 +244,9 @@ impl<'a> Link<'a> {
     }
 }
 
-/// A PCIe device. [`receive`](Self::receive) passes it requests of the root port and completions of
-/// its own requests. The [`Link`] takes its packets, in order.
+/// A PCIe device. [`receive`](Self::receive) passes requests of the root port, and completions of
+/// requests of the device, to the device. The device sends its packets through the [`Link`], in
+/// order.
 pub trait Endpoint {
     /// Processes a packet from the root port.
     fn receive(&mut self, packet: PciePacket, link: &mut Link<'_>);
@@ -251,7 +254,7 @@ pub trait Endpoint {
     fn tick(&mut self, link: &mut Link<'_>);
     /// Returns the time at which the device needs the next [`tick`](Self::tick).
     fn next_deadline(&self) -> Option<u64>;
-    /// Returns true while requests wait for credit.
+    /// Returns true while requests of the device wait for credit.
     fn wants_credit(&self) -> bool;
     /// Performs a fundamental reset.
     fn reset(&mut self);

@@ -1,9 +1,9 @@
 //! The test device: a minimal accelerator for driver tests.
 //!
-//! It has one function. BAR0 has 1 MiB: 4-byte registers from 0 (module [`regs`]), MSI-X table and
-//! pending bits, and memory in the upper half. A DMA engine copies between that memory and bus
-//! addresses. The device does not model a real product. All kinds except the plain one behave like
-//! broken or malicious devices.
+//! It has one function. BAR0 has 1 MiB: 4-byte registers from offset 0 (module [`regs`]), MSI-X
+//! table and pending bits, and memory in the upper half. A DMA engine copies between that memory
+//! and bus addresses. The device does not model a real product. All kinds except
+//! [`DeviceKind::Plain`] behave like broken or malicious devices.
 
 use super::config::Shape;
 use super::dma::{Dma, Transfer, FOREIGN_TAG};
@@ -18,52 +18,54 @@ pub const BAR_SIZE: u64 = 1 << 20;
 pub const TABLE_OFFSET: u64 = 0x1000;
 /// Offset of the MSI-X pending bits in BAR0.
 pub const PBA_OFFSET: u64 = 0x1800;
-/// Offset of the memory in BAR0, which extends to the end.
+/// Offset of the device memory in BAR0. The memory extends to the end of BAR0.
 pub const MEMORY_OFFSET: u64 = BAR_SIZE / 2;
 
-/// Registers, byte offsets in BAR0.
+/// Registers, with byte offsets in BAR0.
 pub mod regs {
-    /// Identification; always [`ID_VALUE`].
+    /// Identification register, which always contains [`ID_VALUE`].
     pub const ID: u64 = 0x00;
-    /// Value of [`ID`].
+    /// Value of the register [`ID`].
     pub const ID_VALUE: u32 = 0x7E57_ACCE;
-    /// Storage without function.
+    /// Register that only stores its value.
     pub const SCRATCH: u64 = 0x08;
-    /// Pending interrupt reasons; write 1 to clear.
+    /// Set of pending interrupt reasons. Writing 1 clears a reason.
     pub const INT_STATUS: u64 = 0x0C;
-    /// Reasons that raise an interrupt.
+    /// Set of reasons that raise an interrupt.
     pub const INT_ENABLE: u64 = 0x10;
-    /// Sets bits of [`INT_STATUS`].
+    /// Writing 1 sets a bit of [`INT_STATUS`].
     pub const INT_SET: u64 = 0x14;
-    /// Vector of the interrupts, 0…vectors − 1.
+    /// Number of the vector of the interrupts, 0…vectors − 1.
     pub const INT_VECTOR: u64 = 0x18;
-    /// Number of interrupts sent; read only.
+    /// Number of interrupts that were sent; read only.
     pub const INT_COUNT: u64 = 0x1C;
-    /// DMA: bus address, low and high half.
+    /// Bus address of a DMA transfer, low half, followed by the high half.
     pub const DMA_BUS: u64 = 0x20;
-    /// DMA: offset in the memory.
+    /// Offset of a DMA transfer in the device memory.
     pub const DMA_MEMORY: u64 = 0x28;
-    /// DMA: length in bytes.
+    /// Length of a DMA transfer in bytes.
     pub const DMA_LEN: u64 = 0x2C;
-    /// DMA: [`DMA_START`], [`DMA_TO_BUS`].
+    /// Control bits of a DMA transfer: [`DMA_START`] and [`DMA_TO_BUS`].
     pub const DMA_CONTROL: u64 = 0x30;
-    /// DMA: 0 idle, 1 busy, 2 done, 3 failed; read only.
+    /// State of the DMA engine: 0 idle, 1 busy, 2 done, 3 failed; read only.
     pub const DMA_STATUS: u64 = 0x34;
-    /// Size of the memory in bytes; read only.
+    /// Size of the device memory in bytes; read only.
     pub const MEMORY_SIZE: u64 = 0x38;
 
-    /// [`DMA_CONTROL`]: starts a transfer; ignored while one runs.
+    /// Bit in [`DMA_CONTROL`]: starts a transfer. It is ignored while a transfer runs.
     pub const DMA_START: u32 = 1;
-    /// [`DMA_CONTROL`]: from the memory to the bus; otherwise from the bus to the memory.
+    /// Bit in [`DMA_CONTROL`]: the transfer goes from the device memory to the bus. If the bit is
+    /// clear, it goes from the bus to the device memory.
     pub const DMA_TO_BUS: u32 = 2;
-    /// [`INT_STATUS`]: a transfer is done.
+    /// Bit in [`INT_STATUS`]: a transfer is done.
     pub const INT_DMA_DONE: u32 = 1;
-    /// [`INT_STATUS`]: a transfer failed.
+    /// Bit in [`INT_STATUS`]: a transfer failed.
     pub const INT_DMA_FAILED: u32 = 2;
 }
 
-/// Returns the stray addresses of a device of kind [`DeviceKind::Astray`]: the start of memory,
-/// interrupt addresses of PCs and NICs, and addresses before, behind and far above its DMA address.
+/// Returns the addresses that a device of kind [`DeviceKind::Astray`] accesses in addition: the
+/// start of memory, interrupt addresses of PCs and NICs, and addresses before, behind and far above
+/// its DMA address.
 fn astray(bus: u64) -> [u64; 7] {
     [
         0,
@@ -76,17 +78,17 @@ fn astray(bus: u64) -> [u64; 7] {
     ]
 }
 
-/// Number of messages that a device of kind [`DeviceKind::Storm`] sends instead of one.
+/// Number of messages that a device of kind [`DeviceKind::Storm`] sends for one interrupt.
 const STORM: u32 = 5000;
 
-/// The test device.
+/// State of the test device.
 pub struct TestDevice {
     cfg: DeviceConfig,
     function: Function,
     regs: [u32; 16],
     memory: Vec<u8>,
     dma: Dma,
-    /// True if the device does not answer configuration requests ([`DeviceKind::Mute`]).
+    /// True if the device no longer answers configuration requests ([`DeviceKind::Mute`]).
     mute: bool,
 }
 
@@ -97,7 +99,7 @@ impl TestDevice {
         let shape = Shape {
             vendor: cfg.vendor,
             device: cfg.device,
-            // Processing accelerator.
+            // Class: processing accelerator.
             class: 0x12_0000,
             vectors: cfg.vectors,
             bar: match cfg.kind {
@@ -119,7 +121,7 @@ impl TestDevice {
         }
     }
 
-    /// Resets all state except the memory and the function's ID.
+    /// Resets all state except the memory and the function's bus, device and function number.
     fn function_reset(&mut self) {
         self.function.reset();
         self.regs = [0; 16];
@@ -228,7 +230,7 @@ impl TestDevice {
         *n = n.wrapping_add(sent);
     }
 
-    /// Returns one byte of BAR0 outside the registers.
+    /// Returns the byte at `offset` in BAR0. Registers have no bytes here.
     fn byte(&mut self, offset: u64) -> Option<&mut u8> {
         match offset {
             MEMORY_OFFSET..BAR_SIZE => self.memory.get_mut((offset - MEMORY_OFFSET) as usize),
@@ -256,7 +258,7 @@ impl TestDevice {
             let at = base + 4 * i as u64;
             let enables = span.enables(i as u16);
             if at < TABLE_OFFSET {
-                // Registers accept only whole words.
+                // Registers accept only writes of whole dwords.
                 if let (0xF, Ok(raw)) = (enables, word.try_into()) {
                     self.write_reg(at, u32::from_le_bytes(raw), link);
                 }

@@ -1,29 +1,30 @@
-//! Barrier units: one tree over the links per unit (HW §15.5).
+//! Barrier units of the NICs. Each unit has a tree over the links (HW §15.5).
 //!
-//! Only the registers are known, from a chip with the same number of links; the protocol is this
-//! project's decision (G24, docs/emulator.md). A unit reports to its parent once its hosts have
+//! Only the registers are known, from a chip with an equal number of links. The protocol is this
+//! project's decision (G24, docs/emulator.md). A unit reports to its parent after its hosts have
 //! arrived and its children have reported. The root then sends a release, which each unit passes on
 //! to its children.
 
 use super::{Network, TE_BARRIER_RELEASED};
 use wire::regs::barrier::{UnitsConfig, UnitsWorkSet};
 
-/// Number of units of a NIC.
+/// Number of barrier units of a NIC.
 pub(super) const UNITS: usize = 16;
 /// Bit of unit 0 in `lp_in.barrier_received`.
 const RECEIVED: u32 = 34;
 
-/// One unit of one NIC.
+/// A barrier unit of a NIC.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Unit {
     config: u64,
-    /// Number of arrivals of the host since the last release.
+    /// Number of times that the host has arrived since the last release.
     arrived: u8,
-    /// Set of links whose child has reported.
+    /// Set of links over which a child has reported.
     children: u8,
     /// True after the report to the parent.
     reported: bool,
-    /// `released_0`, `released_1`, and `released_active`: the flag that the next release sets.
+    /// Flags `released_0`, `released_1` and `released_active`. The last one selects the flag that
+    /// the next release sets.
     flags: UnitsWorkSet,
 }
 
@@ -36,7 +37,8 @@ impl Unit {
         self.config
     }
 
-    /// Writes the work set for software. Returns `true` if the write is an arrival of the host.
+    /// Writes the register that holds the work set. Returns `true` if the write is an arrival of
+    /// the host.
     pub fn write_work_set(&mut self, value: u64) -> bool {
         let arrives = UnitsWorkSet(value).reached();
         if arrives {
@@ -53,8 +55,8 @@ impl Unit {
         self.config = config.with_reset(false).raw();
     }
 
-    /// Returns true if the unit can report: all hosts and children have arrived, and it has not
-    /// reported yet.
+    /// Returns true if the unit must report: all hosts have arrived, all children have reported,
+    /// and the unit has not reported yet.
     fn complete(&self) -> bool {
         let c = UnitsConfig(self.config);
         let waits = c.host_count() != 0 || c.child_nodes() != 0;
@@ -76,7 +78,7 @@ impl Unit {
 }
 
 impl Network {
-    /// Processes a change of unit `k` of this NIC.
+    /// Processes a change of barrier unit `k` of this NIC.
     pub(super) fn barrier(&mut self, nic: usize, k: usize) {
         let mut look_at = vec![nic];
         while let Some(nic) = look_at.pop() {
@@ -113,8 +115,8 @@ impl Network {
             for (to, port) in self.barrier_signal(nic, k, children) {
                 let unit = self.regs(to).barriers[k];
                 let from_parent = UnitsConfig(unit.config).parent_nodes() & (1 << port) != 0;
-                // The check of `reported` also ends trees with a cycle, because a unit is released
-                // once per report.
+                // A unit is released once per report. The check of `reported` therefore also ends
+                // the loop if the tree has a cycle.
                 if unit.reported && from_parent {
                     self.regs(to).barriers[k].reported = false;
                     down.push(to);
@@ -123,8 +125,8 @@ impl Network {
         }
     }
 
-    /// Signals the neighbours on these links. Returns the receivers with their ports; a link that
-    /// is down loses the signal.
+    /// Signals the neighbours on `links`. Returns the receivers and their ports. A signal over a
+    /// link that is down is lost.
     fn barrier_signal(&mut self, nic: usize, k: usize, links: u8) -> Vec<(usize, u8)> {
         let ports = self.nodes[nic].ports;
         let heard = ports.into_iter().enumerate().filter_map(|(p, cable)| {

@@ -1,4 +1,4 @@
-//! External changes of the fabric: faults, knobs, power, and the actions that register writes
+//! Changes of the fabric from outside: faults, knobs, power, and actions that register writes
 //! trigger.
 
 use super::link::Flap;
@@ -14,8 +14,8 @@ use rand::Rng;
 
 impl Network {
     /// Brings up every link that can be up. The caller calls this once, after the NICs exist and
-    /// their identity is known. The current knobs of the cables become those that
-    /// [`Network::end_faults`] restores.
+    /// their identity is known. [`Network::end_faults`] will restore the current knobs of the
+    /// cables.
     pub fn start(&mut self, trace: &mut Tracer) {
         for c in 0..self.cables.len() {
             self.cables[c].usual = self.cables[c].knobs;
@@ -53,8 +53,8 @@ impl Network {
         }
     }
 
-    /// Sets the interrupt flag and raises the event on all nodes, because a trigger on any node
-    /// does so (G24).
+    /// Sets the flag of global interrupt `k` and raises its event on all nodes, because a trigger
+    /// on any node interrupts all nodes (G24).
     fn global_interrupt(&mut self, k: u8) {
         for nic in 0..self.nodes.len() {
             self.regs(nic).gint[usize::from(k)] |= 2;
@@ -62,21 +62,23 @@ impl Network {
         }
     }
 
-    /// Trains the links of a chip again after its reset.
+    /// Trains the links of a chip again after a reset of the chip.
     fn retrain(&mut self, nic: usize, trace: &mut Tracer) {
         for (c, _) in self.nodes[nic].ports.into_iter().flatten() {
             self.cables[c].live = false;
             self.lose_queue(c, 0, trace);
             self.lose_queue(c, 1, trace);
             self.update(c, trace);
-            // Packets that waited for buffer space there advance now, also if the link stays down.
+            // Packets that waited for buffer space in this NIC advance now, even if the link stays
+            // down.
             for e in self.cables[c].ends {
                 self.wake_link(e.nic, e.port);
             }
         }
     }
 
-    /// Sends GUID and/or node ID and port from one side of a cable to the other.
+    /// Sends the identity of one side of a cable to the other side: GUID, node ID and port, or
+    /// both.
     fn send_identity(&mut self, cable: usize, side: usize, guid: bool, ids: bool) {
         let (from, to) = (
             self.cables[cable].ends[side],
@@ -96,7 +98,7 @@ impl Network {
         }
     }
 
-    /// Computes whether a cable carries packets, and acts on a change.
+    /// Determines whether a cable carries packets, and acts on a change.
     fn update(&mut self, c: usize, trace: &mut Tracer) {
         let ends = self.cables[c].ends;
         let enabled = |e: End| {
@@ -182,7 +184,7 @@ impl Network {
         }
     }
 
-    /// Returns the cable with this end.
+    /// Returns the cable that has the end `end`.
     pub fn cable_at(&self, end: End) -> Option<usize> {
         Some(
             self.nodes
@@ -199,7 +201,7 @@ impl Network {
         self.cables.len()
     }
 
-    /// Plugs a cable in or pulls it, and ends a flap.
+    /// Plugs a cable in or unplugs it. Ends a flap of the cable.
     pub fn set_link(
         &mut self,
         cable: usize,
@@ -216,8 +218,8 @@ impl Network {
         self.update(cable, trace);
     }
 
-    /// Makes a cable go down and up repeatedly, beginning now. Packets are held while it is down
-    /// unless `policy` says otherwise.
+    /// Makes a cable go down and up repeatedly, beginning now. Packets are held while the cable is
+    /// down, unless `policy` differs.
     pub fn start_flap(
         &mut self,
         cable: usize,
@@ -261,8 +263,8 @@ impl Network {
         self.cables[cable].knobs
     }
 
-    /// Restores cables and NICs: plugged in, knobs and policy as configured, not frozen. Power is
-    /// not changed.
+    /// Returns cables and NICs to their configured state: cables are plugged in, knobs and policies
+    /// are as configured, and no NIC is frozen. Power does not change.
     pub fn end_faults(&mut self, trace: &mut Tracer) {
         for c in 0..self.cables.len() {
             self.cables[c].knobs = self.cables[c].usual;
@@ -277,7 +279,8 @@ impl Network {
     }
 
     /// Freezes or thaws a NIC. A frozen NIC accepts no packets from the network and sends none.
-    /// Packets to it wait in the fabric, where they block transit traffic once buffers are full.
+    /// Packets to the NIC wait in the fabric, where they block transit traffic after buffers are
+    /// full.
     pub fn set_frozen(&mut self, nic: usize, frozen: bool) {
         self.nodes[nic].frozen = frozen;
         if !frozen {
@@ -285,8 +288,8 @@ impl Network {
         }
     }
 
-    /// Switches a NIC off or on. Off: links go down, queued packets are lost. The caller resets the
-    /// NIC itself.
+    /// Switches a NIC off or on. When a NIC is switched off, its links go down and its queued
+    /// packets are lost. The caller resets the NIC.
     pub fn set_power(&mut self, nic: usize, on: bool, trace: &mut Tracer) {
         self.nodes[nic].powered = on;
         if !on {
@@ -296,13 +299,13 @@ impl Network {
         for (c, side) in self.nodes[nic].ports.into_iter().flatten() {
             self.update(c, trace);
             if !on {
-                // Packets of the dead NIC are lost, regardless of the policy of the cable.
+                // Packets of the NIC that is off are lost, regardless of the policy of the cable.
                 self.lose_queue(c, side, trace);
             }
         }
     }
 
-    /// Restarts the random number generators and arbiters with this seed.
+    /// Restarts the random number generators and the arbiters from `seed`.
     pub fn reseed(&mut self, seed: u64) {
         self.cfg.seed = seed;
         self.rng = seed::rng(seed, 0, Purpose::Network);
@@ -312,12 +315,12 @@ impl Network {
         }
     }
 
-    /// Returns the value of a network register, or `None` if the NIC keeps it.
+    /// Returns the value of a network register. Returns `None` if the NIC model holds the register.
     pub fn register(&self, nic: usize, offset: u32) -> Option<u64> {
         NetworkRegs::read(&mut *self.regs(nic), offset)
     }
 
-    /// Returns the cabled links of a NIC with their far ends.
+    /// Returns the links of a NIC that have a cable, with their far ends.
     pub fn link_ends(&self, nic: usize) -> Vec<(u8, End)> {
         let ports = self.nodes[nic].ports.iter().enumerate();
         ports
@@ -327,7 +330,8 @@ impl Network {
 }
 
 impl Network {
-    /// Returns true if actions of this NIC wait for [`Network::after_access`].
+    /// Returns true if register writes of this NIC triggered actions that [`Network::after_access`]
+    /// must perform.
     pub fn has_actions(&self, nic: usize) -> bool {
         !self.regs(nic).actions.is_empty()
     }

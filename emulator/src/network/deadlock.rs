@@ -1,22 +1,23 @@
 //! Detection of packets that wait for each other in a cycle.
 //!
-//! The head of an input queue waits for buffer space in the input queue at the far side of a link,
-//! and hence for that queue's head to advance. Buffer space at a unit becomes free by itself, by
-//! software or by a time-out, so units are not part of a cycle. A cycle of waits can't end without
-//! help from outside; it is an error of the routing tables. The buffers in it are logged and
-//! counted, and `pos_dead` of their inports with TE 13 reports them (MODEL decision; HW §15.2 only
-//! names the flag).
+//! The head of an input queue waits for buffer space in the input queue at the far side of a link.
+//! The head therefore waits for the head of that queue to advance. A unit of a NIC is not part of a cycle,
+//! because software or a timeout frees its buffer space.
+//!
+//! A cycle of waits can't end without help from outside. It is an error of the routing tables. The
+//! buffers in the cycle are logged and counted. `pos_dead` of their inports and TE 13 report them
+//! (MODEL decision, because HW §15.2 only names the flag).
 
 use super::flow::InputQueue;
 use super::{Network, Timer, NP_BASE, TE_XBAR_INPORT};
 use crate::lane::channel_name;
 use std::collections::HashMap;
 
-/// Maximum number of descriptions that are kept.
+/// Maximum number of deadlocks whose descriptions are kept.
 const KEPT: usize = 16;
 
 impl Network {
-    /// Lists a queue whose head waits for a link, for the next check.
+    /// Adds a queue whose head waits for a link to the list for the next check.
     pub(super) fn list_stalled(&mut self, at: InputQueue) {
         let input = self.input(at);
         if !input.listed {
@@ -29,8 +30,8 @@ impl Network {
         }
     }
 
-    /// Checks all listed queues. Called only when no packet can move at this time, so all waits are
-    /// real.
+    /// Checks all listed queues. The caller calls this only when no packet can advance now.
+    /// Otherwise, a wait could be about to end.
     pub(super) fn find_deadlocks(&mut self) {
         let listed = std::mem::take(&mut self.stalled);
         let mut waiting = Vec::new();
@@ -45,8 +46,8 @@ impl Network {
         for circle in self.circles(&waiting) {
             self.report(&circle);
         }
-        // Queues in a reported deadlock need no further check. Queues that block behind them are
-        // listed again.
+        // Queues in a reported deadlock need no further check. Queues that wait for them are listed
+        // again.
         let mut again = Vec::new();
         for at in waiting {
             let input = self.input(at);
@@ -63,11 +64,11 @@ impl Network {
         }
     }
 
-    /// Returns cycles of waits that have not been reported yet, by a depth-first search that visits
-    /// each queue once.
+    /// Returns the cycles of waits that have not been reported. It finds them by a depth-first
+    /// search that visits each queue once.
     fn circles(&self, waiting: &[InputQueue]) -> Vec<Vec<InputQueue>> {
         let mut found = Vec::new();
-        // Index of each queue on the current path; `None` for queues that are finished.
+        // Index of each queue on the current path; `None` for queues whose search has finished.
         let mut seen: HashMap<InputQueue, Option<usize>> = HashMap::new();
         for &start in waiting {
             if seen.contains_key(&start) {
@@ -129,7 +130,7 @@ impl Network {
         }
     }
 
-    /// Returns the first deadlocks found, each as a list of its input buffers.
+    /// Returns the first deadlocks that were found, each as a list of its input buffers.
     pub fn deadlocks(&self) -> &[String] {
         &self.deadlocks
     }

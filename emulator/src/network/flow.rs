@@ -1,14 +1,15 @@
-//! Crossbars with finite buffers.
+//! Flow of packets through crossbars with finite buffers.
 //!
 //! A packet advances when the next buffer of its channel has space, and waits otherwise. Blocked
-//! traffic therefore backs up hop by hop to its senders (HW §9.6, §15).
+//! traffic therefore backs up hop by hop to the senders (HW §9.6, §15).
 //!
-//! Every inport has a queue per virtual channel: a channel ([`Lane::channel`]) times two
-//! deterministic virtual channels, of which the routing table chooses one. A queue head without
-//! space ahead waits for the buffer it needs. When space becomes free, one waiting head is granted
-//! it, round robin over the inports, and wakes the next one afterwards. New heads queue behind the
-//! waiting ones. Each hop thus costs a bounded number of steps, regardless of the number of waiting
-//! packets.
+//! Every inport has a queue per virtual channel. A virtual channel is a channel ([`Lane::channel`])
+//! combined with one of two deterministic virtual channels, of which the routing table chooses one.
+//!
+//! The head of a queue waits for the buffer that it needs next. When space becomes free, it is
+//! granted to one waiting head, round robin over the inports. That head wakes the next waiting head
+//! afterwards. New heads queue behind waiting heads. Each hop therefore costs a bounded number of
+//! steps, regardless of the number of waiting packets.
 
 use super::DownPolicy;
 use super::{
@@ -22,13 +23,14 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use wire::route::{self, McastEntry, RouteWord};
 
-/// Number of entries to a crossbar: seven links, then VELO, RMA, SMFU.
+/// Number of inports of a crossbar: seven links, then VELO, RMA and SMFU.
 const PLACES: usize = NP_BASE + 3;
 /// Number of input queues of a channel.
 const INPUTS: usize = 2 * PLACES;
-/// Number of outputs of a channel: each link with either virtual channel, then the three units.
+/// Number of outputs of a channel: each link with each of its virtual channels, then the three
+/// units.
 const OUTPUTS: usize = 2 * NP_BASE + 3;
-/// First output that leads to a unit.
+/// Number of the first output that leads to a unit.
 const HERE: usize = 2 * NP_BASE;
 
 /// An input queue of a NIC.
@@ -36,8 +38,8 @@ const HERE: usize = 2 * NP_BASE;
 pub(super) struct InputQueue {
     pub(super) nic: u32,
     pub(super) channel: u8,
-    /// Port times two, plus the virtual channel. The port is a link, or [`NP_BASE`] and above for a
-    /// unit.
+    /// Inport times two, plus the deterministic virtual channel. The inport is the number of a
+    /// link, or [`NP_BASE`] and above for a unit.
     pub(super) input: u8,
 }
 
@@ -63,7 +65,7 @@ impl InputQueue {
         usize::from(self.channel) * INPUTS + usize::from(self.input)
     }
 
-    /// Returns the link port, or [`NP_BASE`] and above for units.
+    /// Returns the number of the link, or [`NP_BASE`] and above for units.
     pub(super) fn port(self) -> usize {
         usize::from(self.input) / 2
     }
@@ -73,35 +75,35 @@ impl InputQueue {
     }
 }
 
-/// Packets that arrived and wait for the crossbar.
+/// Packets in an input queue, which wait for the crossbar.
 #[derive(Default)]
 pub(super) struct Input {
     pub(super) flits: VecDeque<Flit>,
-    /// Occupied bytes, including packets in flight to this queue.
+    /// Number of occupied bytes, including packets in flight to this queue.
     pub(super) bytes: u64,
     scheduled: bool,
-    /// Set of outputs granted to the head.
+    /// Set of outputs that are granted to the head of the queue.
     granted: u32,
-    /// True while listed for the deadlock detector.
+    /// True while the queue is in the list of the deadlock detector.
     pub(super) listed: bool,
-    /// True while part of a deadlock that has been reported.
+    /// True while the queue is part of a deadlock that has been reported.
     pub(super) reported: bool,
 }
 
 /// Maximum number of bytes that a VELO message occupies in a buffer (HW §9).
 const LARGEST_MESSAGE: u64 = 120 + OVERHEAD;
 
-/// Inputs that wait for an output.
+/// Inputs that wait for one output.
 #[derive(Default, Clone)]
 struct Waiters {
     inputs: u32,
-    /// True while a woken input has not used the output yet.
+    /// True while an input has been granted the output and has not used it.
     granted: bool,
     /// Input with the highest priority in the next grant.
     next: u8,
 }
 
-/// Packets that wait for a unit of the NIC.
+/// Packets that wait for a unit of the NIC in one lane.
 #[derive(Default)]
 struct Arrived {
     flits: VecDeque<Flit>,
@@ -114,12 +116,12 @@ pub(super) struct Crossbar {
     pub(super) inputs: Vec<Input>,
     outputs: Vec<Waiters>,
     arrived: Vec<Arrived>,
-    /// Set of lanes whose unit accepts packets.
+    /// Set of lanes from which the units accept packets.
     takes: u16,
 }
 
 impl Crossbar {
-    /// Returns an empty crossbar. `start` draws the first input of each arbiter.
+    /// Returns an empty crossbar. `start` returns the first input of each arbiter.
     pub(super) fn new(mut start: impl FnMut() -> u8) -> Self {
         let mut inputs = Vec::new();
         inputs.resize_with(CHANNELS * INPUTS, Input::default);
@@ -139,14 +141,14 @@ impl Crossbar {
         }
     }
 
-    /// Restarts the arbiters with newly drawn first inputs.
+    /// Restarts the arbiters. `start` returns the first input of each arbiter.
     pub(super) fn restart(&mut self, mut start: impl FnMut() -> u8) {
         for waiters in &mut self.outputs {
             waiters.next = start() % INPUTS as u8;
         }
     }
 
-    /// Returns the bytes that wait for the units.
+    /// Returns the number of bytes that wait for the units.
     pub(super) fn waiting_bytes(&self) -> u64 {
         self.arrived.iter().map(|a| a.bytes).sum()
     }
@@ -185,27 +187,27 @@ impl Network {
         }
     }
 
-    /// Appends a packet to a queue in which its space is already reserved.
+    /// Appends a packet to a queue in which space for it has been reserved.
     pub(super) fn enqueue(&mut self, at: InputQueue, flit: Flit) {
         self.input(at).flits.push_back(flit);
         self.schedule(at);
     }
 
-    /// Puts a packet of this NIC into its crossbar.
+    /// Puts a packet that this NIC sends into its crossbar.
     pub(super) fn enter(&mut self, nic: usize, flit: Flit) {
         let at = InputQueue::unit(nic, flit.lane);
         self.input(at).bytes += flit.size();
         self.enqueue(at, flit);
     }
 
-    /// Returns the free bytes of a lane of a NIC.
+    /// Returns the number of free bytes of a lane of a NIC.
     pub(super) fn lane_room(&self, nic: usize, lane: Lane) -> u64 {
         let used = self.nodes[nic].xbar.inputs[InputQueue::unit(nic, lane).queue()].bytes;
         self.cfg.input_buffer_bytes.saturating_sub(used)
     }
 
-    /// Returns the input queue at the far side of an output, or `None` if its link carries no
-    /// packets.
+    /// Returns the input queue at the far side of an output, or `None` if the link of the output
+    /// carries no packets.
     pub(super) fn far(&self, nic: usize, channel: usize, output: usize) -> Option<InputQueue> {
         if output >= HERE {
             return None;
@@ -218,8 +220,8 @@ impl Network {
             .then(|| InputQueue::link(to.nic, to.port, channel, output % 2))
     }
 
-    /// Returns true if a packet may leave through this output: there is space, or the packet will
-    /// be dropped.
+    /// Returns true if a packet may leave through this output, because there is space or because
+    /// the packet will be dropped.
     fn open(&self, nic: usize, output: usize, lane: Lane, size: u64) -> bool {
         if output >= HERE {
             let used = self.nodes[nic].xbar.arrived[lane.index()].bytes;
@@ -231,7 +233,7 @@ impl Network {
         })
     }
 
-    /// Grants this output to the next input that waits for it, if its packet fits.
+    /// Grants this output to the next input that waits for it, if the packet of that input fits.
     fn wake(&mut self, nic: usize, channel: usize, output: usize) {
         loop {
             let w = self.output(nic, channel, output);
@@ -263,7 +265,7 @@ impl Network {
         }
     }
 
-    /// Retries all packets that wait for a link, because it went up or down.
+    /// Retries all packets that wait for a link. Called after the link went up or down.
     pub(super) fn wake_link(&mut self, nic: usize, port: u8) {
         for channel in 0..CHANNELS {
             for output in [usize::from(port) * 2, usize::from(port) * 2 + 1] {
@@ -303,13 +305,13 @@ impl Network {
         for output in ones(granted) {
             self.output(nic, channel, output).granted = false;
         }
-        // Pass unused grants on. An input that queued behind others may be the next.
+        // Unused grants are passed on, because other inputs may wait for these outputs.
         for output in ones(granted | waits) {
             self.wake(nic, channel, output);
         }
     }
 
-    /// Returns the outputs that the head waits for.
+    /// Forwards the head of a queue. Returns the set of outputs that the head must wait for.
     fn advance_head(
         &mut self,
         at: InputQueue,
@@ -343,8 +345,8 @@ impl Network {
         0
     }
 
-    /// Forwards a packet to the outputs in `todo` that have space. Returns the outputs it has to
-    /// wait for, and the packet if there are any.
+    /// Forwards a packet to the outputs in `todo` that have space. Returns the outputs that it must
+    /// wait for, and the packet if there are such outputs.
     fn let_out(
         &mut self,
         at: InputQueue,
@@ -421,7 +423,7 @@ impl Network {
         }
     }
 
-    /// Looks up a packet in the tables of its inport. Returns the set of its outputs.
+    /// Looks up a packet in the routing tables of its inport. Returns the set of its outputs.
     fn route(&mut self, nic: usize, at: InputQueue, flit: &Flit) -> Result<u32, DropReason> {
         if !self.nodes[nic].powered {
             return Err(DropReason::PowerOff);
@@ -456,7 +458,7 @@ impl Network {
                 };
                 found.ok().map(|port| (1 << port.get(), dvc))
             }
-            // A group without other members is legal; a group number out of range is not.
+            // A group without other members is legal. A group number out of range is not legal.
             Dest::Group(g) => (g < 64).then(|| {
                 let entry = inp.mcast.get(usize::from(g));
                 (entry.map_or(0, |&w| McastEntry(w).ports()), 0)
@@ -485,7 +487,7 @@ impl Network {
         if inport < NP_BASE && todo != 0 {
             self.nodes[nic].stats.transit += 1;
         }
-        // All network ports mean "this node"; the packet determines the unit.
+        // All network ports mean "this node", because the packet determines the unit.
         if ports >> NP_BASE != 0 {
             todo |= 1 << (HERE + flit.lane.port() as usize);
         }
@@ -518,7 +520,7 @@ impl Network {
                 return self.discard(nic, flit, DropReason::LinkBuffer, trace);
             }
         }
-        // A packet held at a link that is down reserves its space at the far side already.
+        // A packet that is held at a link that is down has already reserved space at the far side.
         let ends = cable.ends;
         let to = ends[1 - side];
         let queue = InputQueue::link(to.nic, to.port, flit.lane.channel(), output % 2);
@@ -549,8 +551,8 @@ impl Network {
         self.land(c, side, flit);
     }
 
-    /// Puts a packet that leaves a cable into its input queue. Its space was reserved when it was
-    /// sent.
+    /// Puts a packet that leaves a cable into its input queue. Space for it was reserved when it
+    /// was sent.
     fn land(&mut self, cable: usize, side: usize, flit: Flit) {
         let c = &mut self.cables[cable];
         let to = c.ends[1 - side];
@@ -615,24 +617,25 @@ impl Network {
         }
     }
 
-    /// Schedules the VELO lanes of this NIC, whose messages may have become deliverable.
+    /// Schedules the VELO lanes of this NIC, because their messages may have become deliverable.
     pub(super) fn ready_messages(&mut self, nic: usize) {
         for lane in Lane::all().filter(|l| l.bit() & Lane::VELO != 0) {
             self.ready(nic, lane);
         }
     }
 
-    /// Schedules the VELO lanes of all NICs, because a message has left the network and others may
-    /// wait for it.
+    /// Schedules the VELO lanes of all NICs, because a message has left the network and other
+    /// messages may have waited for it.
     pub(super) fn ready_all_messages(&mut self) {
         for nic in 0..self.nodes.len() {
             self.ready_messages(nic);
         }
     }
 
-    /// Returns the index of the next packet of a lane to be delivered. That is the first packet,
-    /// except that a message waits for earlier messages of its sender, and others pass it. A full
-    /// buffer ignores this order, because the earlier messages could be behind it.
+    /// Returns the index of the next packet of a lane to deliver; usually the first packet. A
+    /// message waits for earlier messages of its sender, and other packets pass it. While the
+    /// buffer is full, this order is ignored, because the earlier messages could be behind the
+    /// buffer.
     fn next_of(&mut self, nic: usize, lane: Lane) -> Option<usize> {
         let node = &self.nodes[nic];
         let (arrived, (_, id)) = (&node.xbar.arrived[lane.index()], node.identity);
@@ -660,8 +663,8 @@ impl Network {
         }
     }
 
-    /// Sets the lanes from which this NIC's units accept packets. Packets of other lanes wait in
-    /// the fabric.
+    /// Sets the lanes from which the units of this NIC accept packets. Packets of other lanes wait
+    /// in the fabric.
     pub fn set_takes(&mut self, nic: usize, lanes: u16) {
         let before = std::mem::replace(&mut self.nodes[nic].xbar.takes, lanes);
         if lanes & !before != 0 {
@@ -669,7 +672,7 @@ impl Network {
         }
     }
 
-    /// Returns the next work item for the world.
+    /// Returns the next event or delivery that the world must process.
     pub fn outcome(&mut self, trace: &mut Tracer) -> Option<Outcome> {
         while let Some((nic, te)) = self.events.pop_front() {
             if self.nodes[nic].powered {
@@ -704,7 +707,7 @@ impl Network {
             if let Some(message) = flit.order {
                 message.delivered(nic);
                 if Rc::strong_count(&message) == 1 && message.is_multicast() {
-                    // Messages may wait for this one also at NICs that it has not reached.
+                    // Messages may wait for this multicast also at NICs that it has not reached.
                     drop(message);
                     self.ready_all_messages();
                 } else {
@@ -754,14 +757,15 @@ impl Network {
         }
     }
 
-    /// Frees the reserved space of a packet that was lost on a cable.
+    /// Frees the space that was reserved for a packet that was lost on a cable.
     pub(super) fn lost_on_cable(&mut self, cable: usize, side: usize, flit: &Flit) {
         let to = self.cables[cable].ends[1 - side];
         let queue = InputQueue::link(to.nic, to.port, flit.lane.channel(), flit.dvc.into());
         self.free(queue, flit.size());
     }
 
-    /// Iterates over the far input queues of the links that the head of a queue waits for.
+    /// Iterates over the input queues at the far side of the links that the head of a queue waits
+    /// for.
     pub(super) fn waits_for(&self, at: InputQueue) -> impl Iterator<Item = InputQueue> + '_ {
         let input = &self.nodes[at.nic as usize].xbar.inputs[at.queue()];
         let todo = input.flits.front().map_or(0, |f| f.todo) & ((1 << HERE) - 1);
@@ -770,7 +774,7 @@ impl Network {
 }
 
 impl Flit {
-    /// Returns the accounted size: payload and overhead.
+    /// Returns the number of bytes that the packet occupies in a buffer: payload and overhead.
     pub(super) fn size(&self) -> u64 {
         self.credit.size()
     }

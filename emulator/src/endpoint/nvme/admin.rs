@@ -6,10 +6,10 @@ use super::prp::PAGE;
 use super::queues::{Completions, Submission, MOST};
 use super::{Action, Data, Nvme, Read, MOST_DATA_LOG2};
 
-/// Namespace ID that means all namespaces.
+/// Namespace ID that selects all namespaces.
 pub(super) const ALL: u32 = u32::MAX;
-/// Flag of Create I/O Queue: the queue is contiguous. Flag of completion queues: the queue raises
-/// interrupts.
+/// Flag of Create I/O Queue: the queue is contiguous. `INTERRUPTS`, for completion queues: the
+/// queue raises interrupts.
 const CONTIGUOUS: u32 = 1;
 const INTERRUPTS: u32 = 2;
 
@@ -30,10 +30,10 @@ impl Nvme {
                 result.map(Action::Done)
             }
             admin::GET_FEATURES => self.features.get(c.dwords[0]).map(Action::Done),
-            // The command was not aborted, because most commands complete before another one is
-            // fetched.
+            // Result 1 means that the command was not aborted. Most commands complete before the
+            // next command is fetched.
             admin::ABORT => Ok(Action::Done(1)),
-            // The request is never answered, because there are no events.
+            // The request is never answered, because the drive has no events.
             admin::ASYNC_EVENT if self.events < EVENTS => {
                 self.events += 1;
                 Ok(Action::Never)
@@ -43,8 +43,8 @@ impl Nvme {
         }
     }
 
-    /// Checks the common parameters of new queues. Returns the number, the address and the number
-    /// of entries.
+    /// Checks the parameters that both kinds of new queues have. Returns the number of the queue,
+    /// its address and its number of entries.
     fn new_queue(&self, c: &Command, taken: bool, entry: u32) -> Result<(u16, u64, u32), Status> {
         let [first, second, ..] = c.dwords;
         let (number, size) = (first as u16, (first >> 16) + 1);
@@ -99,7 +99,7 @@ impl Nvme {
         Ok(Action::Done(0))
     }
 
-    /// Deletes a submission queue. Its pending commands end without completions.
+    /// Deletes a submission queue. Its pending commands end without a completion.
     fn delete_submission(&mut self, number: u16) -> Result<Action, Status> {
         if number == 0 || self.submission(number).is_none() {
             return Err(Status::QUEUE);

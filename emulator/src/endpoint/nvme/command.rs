@@ -1,4 +1,4 @@
-//! Queue entries: commands, status codes and completions (NVM Express 1.4, chapter 4).
+//! Entries of the queues: commands, status codes and completions (NVM Express 1.4, chapter 4).
 
 /// Size of a submission queue entry in bytes.
 pub const COMMAND: u32 = 64;
@@ -29,7 +29,7 @@ pub mod io {
     pub const WRITE_ZEROES: u8 = 0x08;
 }
 
-/// A command.
+/// A command, decoded from an entry of a submission queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Command {
     pub opcode: u8,
@@ -38,12 +38,12 @@ pub(super) struct Command {
     pub id: u16,
     pub namespace: u32,
     pub prp: [u64; 2],
-    /// Dwords 10 to 15.
+    /// Dwords 10 to 15 of the command.
     pub dwords: [u32; 6],
 }
 
 impl Command {
-    /// Decodes an entry. Missing bytes at its end count as 0.
+    /// Decodes an entry. If bytes at the end of the entry are missing, they count as 0.
     pub fn parse(entry: &[u8]) -> Self {
         let dword = |i: usize| {
             let bytes = entry.get(4 * i..).and_then(|b| b.first_chunk());
@@ -99,15 +99,15 @@ impl Status {
     /// Feature identifier not saveable.
     pub const NOT_SAVEABLE: Self = Self(0x10D);
 
-    /// Returns the status field of a completion without the phase. All errors except transfer
-    /// errors set "do not retry".
+    /// Returns the status field of a completion without the phase bit. All errors except transfer
+    /// errors set the bit "do not retry".
     fn field(self) -> u16 {
         let again = matches!(self, Self::SUCCESS | Self::TRANSFER);
         (self.0 << 1) | if again { 0 } else { 1 << 15 }
     }
 }
 
-/// A completion that is not yet in its queue.
+/// A completion that has not been written to its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Completion {
     pub result: u32,
@@ -118,7 +118,7 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// Encodes the entry.
+    /// Encodes the entry of the completion queue.
     pub fn bytes(&self, phase: bool) -> [u8; COMPLETION as usize] {
         let dwords = [
             self.result,

@@ -1,13 +1,12 @@
-//! The blocks of a drive.
+//! Blocks of a drive.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Block size in bytes, as a power of two.
+/// Base-2 logarithm of the block size in bytes.
 pub(super) const BLOCK_LOG2: u32 = 9;
 
-/// Memory that keeps its content when the drive is reset or loses its power. Clones share the
-/// content.
+/// Content of a drive, which survives resets and loss of power. Clones share the content.
 #[derive(Clone)]
 pub struct Disk(Rc<RefCell<Vec<u8>>>);
 
@@ -17,12 +16,12 @@ impl Disk {
         Self(Rc::new(RefCell::new(vec![0; (mib << 20) as usize])))
     }
 
-    /// Returns the number of blocks.
+    /// Returns the number of blocks of the disk.
     pub(super) fn blocks(&self) -> u64 {
         self.0.borrow().len() as u64 >> BLOCK_LOG2
     }
 
-    /// Returns the bytes at an offset, or an empty vector if the range exceeds the disk.
+    /// Returns the bytes at offset `at`, or an empty vector if the range exceeds the disk.
     pub(super) fn read(&self, at: u64, len: u32) -> Vec<u8> {
         let bytes = self.0.borrow();
         let at = at as usize;

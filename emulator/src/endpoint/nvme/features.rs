@@ -7,9 +7,9 @@ pub(super) const QUEUES: u8 = 0x07;
 const POWER: u8 = 0x02;
 const VECTOR: u8 = 0x09;
 
-/// Supported features with their value after a reset: arbitration, power state, temperature
-/// threshold, error recovery, cache, number of queues, interrupt coalescing, interrupt vector,
-/// write atomicity, asynchronous events.
+/// Supported features, each with its value after a reset. The features are arbitration, power
+/// state, temperature threshold, error recovery, cache, number of queues, interrupt coalescing,
+/// interrupt vector, write atomicity, and asynchronous events.
 const RESET: [(u8, u32); 10] = [
     (0x01, 0),
     (POWER, 0),
@@ -23,15 +23,15 @@ const RESET: [(u8, u32); 10] = [
     (0x0B, 0),
 ];
 
-/// Bit in dword 10 of Set Features: keep the value across resets.
+/// Bit in dword 10 of Set Features: the value survives resets.
 const SAVE: u32 = 1 << 31;
-/// Bit in the capabilities of a feature: it can be changed.
+/// Bit in the capabilities of a feature: the host can change the feature.
 const CHANGEABLE: u32 = 4;
 
 /// Current values of the features.
 pub(super) struct Features {
     values: [u32; RESET.len()],
-    /// Number of queues of each kind minus 1, in both halves.
+    /// Number of queue pairs minus 1, in both halves of the word.
     queues: u32,
     vectors: u8,
 }
@@ -59,13 +59,13 @@ impl Features {
         place.ok_or(Status::FIELD)
     }
 
-    /// Executes Get Features with dword 10.
+    /// Executes Get Features. `which` is dword 10 of the command.
     pub fn get(&self, which: u32) -> Result<u32, Status> {
         let id = which as u8;
         let place = Self::place(id)?;
         match (which >> 8) & 7 {
             0 => Ok(self.values[place]),
-            // The default value, or the saved value, which equals it.
+            // Returns the default value. The saved value equals the default value.
             1 | 2 if id == QUEUES => Ok(self.queues),
             1 | 2 => Ok(RESET[place].1),
             3 => Ok(CHANGEABLE),
@@ -73,7 +73,8 @@ impl Features {
         }
     }
 
-    /// Executes Set Features with dwords 10 and 11. `in_use` is true if I/O queues exist.
+    /// Executes Set Features. `which` and `value` are dwords 10 and 11. `in_use` is true if I/O
+    /// queues exist.
     pub fn set(&mut self, which: u32, value: u32, in_use: bool) -> Result<u32, Status> {
         let id = which as u8;
         let place = Self::place(id)?;
@@ -83,7 +84,7 @@ impl Features {
         match id {
             QUEUES if value as u16 == u16::MAX || value >> 16 == 0xFFFF => Err(Status::FIELD),
             QUEUES if in_use => Err(Status::SEQUENCE),
-            // The number of queues is fixed, whatever the host requests.
+            // The number of queues is fixed, so the requested number is ignored.
             QUEUES => Ok(self.queues),
             POWER if value & 0x1F != 0 => Err(Status::FIELD),
             VECTOR if value as u16 >= self.vectors.into() => Err(Status::FIELD),

@@ -5,11 +5,11 @@ use super::disk::BLOCK_LOG2;
 use super::regs::VERSION;
 use super::MOST_DATA_LOG2;
 
-/// Size of each structure in bytes.
+/// Size of each Identify structure in bytes.
 pub(super) const BYTES: usize = 4096;
 /// Maximum number of pending asynchronous event requests.
 pub(super) const EVENTS: usize = 4;
-/// Temperatures in kelvin: current, warning, critical.
+/// Current temperature, warning threshold and critical threshold in kelvin.
 const TEMPERATURES: [u16; 3] = [300, 343, 373];
 /// First byte of a locally administered IEEE identifier.
 const LOCAL: u8 = 0x02;
@@ -34,7 +34,8 @@ impl Page {
     }
 }
 
-/// Returns the controller structure. `serial` distinguishes controllers of the same vendor.
+/// Returns the Identify structure of the controller. `serial` distinguishes controllers of one
+/// vendor.
 pub(super) fn controller(vendor: u16, serial: u32) -> Vec<u8> {
     let [_, warning, critical] = TEMPERATURES;
     let name = format!("nqn.2024-01.example.extoll:drive-{serial:08x}");
@@ -44,38 +45,40 @@ pub(super) fn controller(vendor: u16, serial: u32) -> Vec<u8> {
         .text(4, 20, &format!("{serial:08X}"))
         .text(24, 40, "Extoll emulated drive")
         .text(64, 8, env!("CARGO_PKG_VERSION"))
-        // Maximum data of a command, as a power of two of pages.
+        // Maximum number of data pages of a command, as a power of two.
         .put(77, &[MOST_DATA_LOG2 - 12])
         .put(78, &1u16.to_le_bytes())
         .put(80, &VERSION.to_le_bytes())
-        // Controller type: I/O.
+        // Type of the controller: I/O controller.
         .put(111, &[1])
-        // Abort limit; event limit; one slot for firmware, read only; log pages support offsets.
+        // Abort limit, event limit, one read-only firmware slot, and log pages that support
+        // offsets.
         .put(258, &[3, EVENTS as u8 - 1, 0x03, 0x04])
         .put(266, &warning.to_le_bytes())
         .put(268, &critical.to_le_bytes())
-        // Entry sizes, as powers of two.
+        // Sizes of queue entries, as powers of two.
         .put(512, &[0x66, 0x44])
-        // One namespace; Write Zeroes; a volatile cache, with flush of all namespaces at once.
+        // One namespace, Write Zeroes, and a volatile cache that one Flush command can flush for
+        // all namespaces.
         .put(516, &1u32.to_le_bytes())
         .put(520, &0x0008u16.to_le_bytes())
         .put(525, &[0x07])
         .put(768, name.as_bytes())
-        // Power state 0: 10 W.
+        // Maximum power of power state 0: 10 W.
         .put(2048, &1000u16.to_le_bytes())
         .0
 }
 
-/// Returns the permanent identifier of the namespace.
+/// Returns the permanent identifier (EUI-64) of the namespace.
 fn eui64(serial: u32) -> [u8; 8] {
     ((u64::from(LOCAL) << 56) | u64::from(serial)).to_be_bytes()
 }
 
-/// Returns the namespace structure.
+/// Returns the Identify structure of the namespace.
 pub(super) fn namespace(blocks: u64, serial: u32) -> Vec<u8> {
     let blocks = blocks.to_le_bytes();
     Page::new(BYTES)
-        // Size, capacity, utilization.
+        // Size, capacity and utilization of the namespace.
         .put(0, &blocks)
         .put(8, &blocks)
         .put(16, &blocks)
@@ -95,13 +98,13 @@ pub(super) fn descriptors(serial: u32) -> Vec<u8> {
     Page::new(BYTES).put(0, &[1, 8]).put(4, &eui64(serial)).0
 }
 
-/// Returns a log page, or `None` if it does not exist. `commands` is the number of executed reads
-/// and writes.
+/// Returns a log page, or `None` if the page does not exist. `commands` is the number of executed
+/// reads and of executed writes.
 pub(super) fn log(page: u8, commands: [u64; 2]) -> Option<Vec<u8>> {
     Some(match page {
-        // Error log: empty.
+        // Error log without entries.
         1 => Page::new(64).0,
-        // Health: temperature; spare blocks in percent, and their threshold.
+        // Health log: temperature, spare blocks in percent, and the threshold of spare blocks.
         2 => {
             let [reads, writes] = commands.map(u64::to_le_bytes);
             Page::new(512)
@@ -111,7 +114,7 @@ pub(super) fn log(page: u8, commands: [u64; 2]) -> Option<Vec<u8>> {
                 .put(80, &writes)
                 .0
         }
-        // Firmware: slot 1.
+        // Firmware log: slot 1 is active.
         3 => {
             Page::new(512)
                 .put(0, &[1])

@@ -1,11 +1,12 @@
-//! A small NVMe drive: a controller of NVM Express 1.4 with one namespace, whose blocks are in the
-//! emulator's memory.
+//! A small NVMe drive: a controller of NVM Express 1.4 with one namespace. The emulator's memory
+//! contains the blocks.
 //!
-//! BAR0 has 16 KiB: registers (module [`regs`]), doorbells, MSI-X table and pending bits. The
-//! controller accesses the host's memory only by packets. Reads are answered later, and dependent
-//! work continues then. Data, completions and interrupts leave in this order. If data of a command
-//! can't be read, the command ends with an error. If a submission queue can't be read, the
-//! controller enters the fatal state, and its driver must reset it.
+//! BAR0 has 16 KiB, with registers (module [`regs`]), doorbells, MSI-X table and pending bits.
+//!
+//! The controller accesses the host's memory only by PCIe packets. The host's answers to reads
+//! arrive later; dependent work continues then. The controller sends data, then completions, then
+//! interrupts. If it can't read data of a command, the command ends with an error. If it can't read
+//! a submission queue, it enters the fatal state, and its driver must reset it.
 
 mod admin;
 pub mod command;
@@ -36,27 +37,27 @@ use wire::tlp::{Kind, Span};
 
 const VENDOR: u16 = 0x1CAD;
 const DEVICE: u16 = 0x7E58;
-/// Maximum number of data bytes of a command, as a power of two.
+/// Base-2 logarithm of the maximum number of data bytes of a command.
 const MOST_DATA_LOG2: u8 = 17;
-/// Maximum number of commands that transfer data at a time. Further ones stay in their queues.
+/// Maximum number of commands that transfer data at a time. Further commands stay in their queues.
 const COMMANDS: usize = 64;
 /// Unsupported bits of a command's flags: fused operations, and data that PRPs do not describe.
 const UNKNOWN_FLAGS: u8 = 0xC3;
 
 /// Purpose of a read of the host's memory.
 enum Read {
-    /// Commands of this submission queue.
+    /// Reads commands of this submission queue.
     Commands(u16),
-    /// The PRP list of this transfer.
+    /// Reads the PRP list of this transfer.
     List(u64),
-    /// The data of this transfer.
+    /// Reads the data of this transfer.
     Data(u64),
 }
 
-/// Data of a command.
+/// Data of a command, with its direction.
 enum Data {
     ToHost(Vec<u8>),
-    /// Data for the disk from this offset.
+    /// Data from the host for the disk, to be stored at this offset in bytes.
     FromHost(u64),
 }
 
@@ -64,13 +65,13 @@ enum Data {
 enum Action {
     /// The command is complete with this result.
     Done(u32),
-    /// The command has to transfer data of this length.
+    /// The command must transfer this data, with this length in bytes.
     Move(Data, u32),
     /// The command never completes.
     Never,
 }
 
-/// A command whose data are being transferred.
+/// A command whose data is being transferred.
 struct Transfer {
     queue: u16,
     id: u16,
@@ -78,18 +79,18 @@ struct Transfer {
     data: Data,
 }
 
-/// Registers that only store their value.
+/// Values of the registers that only store their value.
 #[derive(Default)]
 struct Registers {
     config: u32,
     status: u32,
-    /// Sizes of the admin queues.
+    /// Sizes of the two admin queues (register AQA).
     sizes: u32,
-    /// Addresses of the admin queues: submission, completion.
+    /// Addresses of the admin submission queue and the admin completion queue.
     bases: [u64; 2],
 }
 
-/// The drive.
+/// State of the drive.
 pub struct Nvme {
     function: Function,
     vectors: u8,
@@ -99,7 +100,7 @@ pub struct Nvme {
     /// Submission queues by number; queue 0 is the admin queue.
     submissions: Vec<Option<Submission>>,
     completions: Vec<Option<Completions>>,
-    /// Index of the queue that fetches commands next.
+    /// Index of the submission queue from which commands are fetched next.
     turn: usize,
     transfers: BTreeMap<u64, Transfer>,
     last_transfer: u64,
@@ -109,19 +110,19 @@ pub struct Nvme {
     reads: Reads<Read>,
     posts: Posts,
     starved: bool,
-    /// Number of reads and writes that were executed.
+    /// Number of reads and of writes that were executed.
     commands: [u64; 2],
 }
 
 impl Nvme {
-    /// Returns the drive after power-on. Software takes drives with the same serial number for one
-    /// drive.
+    /// Returns the drive after power-on. Drives need different serial numbers, because software
+    /// takes drives with equal serial numbers for one drive.
     pub fn new(cfg: &DeviceConfig, serial: u32, disk: Disk) -> Self {
         let vectors = cfg.vectors;
         let shape = Shape {
             vendor: VENDOR,
             device: DEVICE,
-            // Mass storage, non-volatile memory, NVM Express.
+            // Class: mass storage, non-volatile memory, NVM Express.
             class: 0x01_0802,
             vectors,
             bar: !(regs::BAR_SIZE - 1),
@@ -129,7 +130,7 @@ impl Nvme {
             pending: regs::PENDING as u32,
             garbage: false,
         };
-        // One vector for the admin queue, and one for each other queue.
+        // One vector is for the admin queue, and one for each pair of I/O queues.
         let pairs = u16::from(vectors.saturating_sub(1).max(1));
         Self {
             function: Function::new(shape),
@@ -151,8 +152,8 @@ impl Nvme {
         }
     }
 
-    /// Resets by the enable bit: drops queues and commands, keeps the registers of the admin
-    /// queues.
+    /// Performs the reset that clearing the enable bit requests: drops queues and commands, and
+    /// keeps the registers of the admin queues.
     fn controller_reset(&mut self) {
         self.regs.status = 0;
         self.submissions.iter_mut().for_each(|q| *q = None);
@@ -166,7 +167,7 @@ impl Nvme {
         self.starved = false;
     }
 
-    /// Resets all state except the disk and the function's ID.
+    /// Resets all state except the disk and the function's bus, device and function number.
     fn function_reset(&mut self) {
         self.controller_reset();
         self.regs = Registers::default();
@@ -196,7 +197,7 @@ impl Nvme {
         self.regs.status & bits == regs::CSTS_READY
     }
 
-    /// Returns true if the host has chosen this entry size for I/O queues.
+    /// Returns true if the host has chosen entries of `bytes` bytes for I/O queues.
     fn has_entries(&self, bytes: u32) -> bool {
         let at = match bytes {
             COMMAND => 16,
@@ -258,7 +259,7 @@ impl Nvme {
             (true, false) => self.controller_reset(),
             _ => {}
         }
-        // Shutdown completes at once, because written data are on the disk already.
+        // Shutdown completes at once, because the disk contains all written data already.
         if value & regs::CC_SHUT_DOWN != 0 && old & regs::CC_SHUT_DOWN == 0 {
             self.regs.status |= regs::CSTS_SHUT_DOWN;
         }
@@ -278,7 +279,7 @@ impl Nvme {
         }
     }
 
-    /// Begins to fetch commands, from all queues in turn.
+    /// Begins to fetch commands from all submission queues, round robin.
     fn fetch(&mut self) {
         let n = self.submissions.len();
         for number in (self.turn..n).chain(0..self.turn) {
@@ -315,7 +316,7 @@ impl Nvme {
         self.starved = reads || posts;
     }
 
-    /// Processes the end of a read of the host's memory.
+    /// Processes the result of a read of the host's memory.
     fn arrived(&mut self, (what, data): Outcome<Read>) {
         match (what, data) {
             (Read::Commands(_), None) => self.fatal(),
@@ -421,7 +422,7 @@ impl Nvme {
         }
     }
 
-    /// Performs the next step of a transfer.
+    /// Performs the next step of a data transfer.
     fn go_on(&mut self, key: u64) {
         let Some(transfer) = self.transfers.get(&key) else {
             return;
@@ -490,7 +491,7 @@ impl Nvme {
             let at = base + 4 * i as u64;
             let enables = span.enables(i as u16);
             if at < regs::TABLE {
-                // Registers accept only whole words.
+                // Registers accept only writes of whole dwords.
                 if let (0xF, Ok(raw)) = (enables, word.try_into()) {
                     self.write_reg(at, u32::from_le_bytes(raw));
                 }

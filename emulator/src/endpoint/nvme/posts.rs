@@ -1,4 +1,5 @@
-//! Writes of the controller: data and completions for the host's memory, and interrupts, in order.
+//! Writes that the controller sends in order: data and completions for the host's memory, and
+//! interrupts.
 
 use crate::endpoint::function::Function;
 use crate::endpoint::{chunks, Link, PciePacket};
@@ -9,13 +10,13 @@ enum Post {
     Interrupt(u8),
 }
 
-/// Queue of the pending writes and interrupts.
+/// Queue of the writes and interrupts that have not been sent.
 #[derive(Default)]
 pub(super) struct Posts {
     queue: VecDeque<Post>,
-    /// Vectors masked by [`super::regs::INTMS`], which applies to MSI only.
+    /// Set of the vectors that [`super::regs::INTMS`] masks. The mask applies to MSI only.
     pub masked: u32,
-    /// Set of the vectors that wait for that mask.
+    /// Set of the vectors whose interrupts wait until the host clears that mask.
     held: u32,
 }
 
@@ -32,7 +33,7 @@ impl Posts {
         self.queue.push_back(Post::Interrupt(vector));
     }
 
-    /// Clears the mask of `vectors`, and queues their held interrupts.
+    /// Removes `vectors` from the mask, and queues their held interrupts.
     pub fn unmask(&mut self, vectors: u32) {
         self.masked &= !vectors;
         let free = self.held & !self.masked;

@@ -1,26 +1,26 @@
-//! Physical region pages: addresses of a command's data in the host's memory (NVM Express 1.4,
-//! 4.3).
+//! Physical region pages (PRPs): addresses of a command's data in the host's memory (NVM Express
+//! 1.4, 4.3).
 
 use super::command::Status;
 
 /// The only supported page size.
 pub(super) const PAGE: u64 = 4096;
-/// Size of a list entry in bytes.
+/// Size of an entry of a PRP list in bytes.
 const ENTRY: u64 = 8;
 
-/// The pages of a command, as far as they are known.
+/// Pages of a command's data that are known so far.
 #[derive(Debug)]
 pub(super) struct Pages {
     pieces: Vec<(u64, u32)>,
-    /// Number of bytes whose pages are not known yet. They begin at a page boundary.
+    /// Number of data bytes whose pages are not known yet. They begin at a page boundary.
     left: u32,
-    /// Address of the list that contains these pages, or of its next part.
+    /// Address of the next PRP list entry to read.
     list: u64,
 }
 
 impl Pages {
-    /// Returns the pages of `len` bytes that the two PRP entries of a command name. If the second
-    /// entry is the address of a list, the pages in the list are added later.
+    /// Returns the pages of `len` bytes of data that begin at the first PRP entry of a command. If
+    /// the second entry is the address of a list, the pages in the list are added later.
     pub fn new([first, second]: [u64; 2], len: u32) -> Result<Self, Status> {
         if first % 4 != 0 {
             return Err(Status::PRP_OFFSET);
@@ -51,22 +51,22 @@ impl Pages {
         Ok(())
     }
 
-    /// Returns the number of unknown pages, and the number of entries up to the end of the list's
-    /// page.
+    /// Returns the number of unknown pages, and the number of list entries up to the end of the
+    /// memory page that contains the list.
     fn missing(&self) -> (u64, u64) {
         let pages = u64::from(self.left).div_ceil(PAGE);
         (pages, (PAGE - self.list % PAGE) / ENTRY)
     }
 
-    /// Returns address and length in bytes of the next part of the list to read, or `None` if all
+    /// Returns address and length in bytes of the next chunk of the list to read, or `None` if all
     /// pages are known.
     pub fn wanted(&self) -> Option<(u64, u32)> {
         let (pages, room) = self.missing();
         (pages > 0).then_some((self.list, (pages.min(room) * ENTRY) as u32))
     }
 
-    /// Processes the part of the list that was [`wanted`](Self::wanted). The last entry of a page
-    /// points to the next part if more are needed.
+    /// Processes the chunk of the list that was [`wanted`](Self::wanted). If more chunks are
+    /// needed, the last entry of a memory page contains the address of the next chunk.
     pub fn add_part(&mut self, part: &[u8]) -> Result<(), Status> {
         let (pages, room) = self.missing();
         let entries = part.chunks_exact(ENTRY as usize);
@@ -85,7 +85,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Returns addresses and lengths in bytes, in order.
+    /// Returns address and length in bytes of each chunk of the data, in order.
     pub fn pieces(&self) -> &[(u64, u32)] {
         &self.pieces
     }
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_list_goes_on_in_its_last_entry() {
-        // Two entries to the end of the page, for four pages.
+        // The list has two entries up to the end of its memory page, but describes four pages.
         let mut p = Pages::new([0x1000, 0x8FF0], 5 * 4096).unwrap();
         assert_eq!(p.wanted(), Some((0x8FF0, 16)));
         p.add_part(&list(&[0x2000, 0x9000])).unwrap();
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(p.wanted(), None);
         let at: Vec<u64> = p.pieces().iter().map(|p| p.0).collect();
         assert_eq!(at, [0x1000, 0x2000, 0x3000, 0x4000, 0x5000]);
-        // The list fits exactly into its page.
+        // The list ends exactly at the end of its memory page.
         let mut p = Pages::new([0x1000, 0x8FF0], 3 * 4096).unwrap();
         p.add_part(&list(&[0x2000, 0x3000])).unwrap();
         assert_eq!((p.wanted(), p.pieces().len()), (None, 3));
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(with(&[0x2008, 0x9000]), Status::PRP_OFFSET);
         assert_eq!(with(&[0x2000, 0x9008]), Status::PRP_OFFSET);
         assert_eq!(with(&[0x2000]), Status::TRANSFER);
-        // Each part of this list has one entry, which points to the next part.
+        // Each chunk of this list has one entry, which contains the address of the next chunk.
         let mut p = Pages::new([0x1000, 0x8FF8], 3 * 4096).unwrap();
         assert_eq!(p.wanted(), Some((0x8FF8, 8)));
         p.add_part(&list(&[0x9000])).unwrap();

@@ -9,14 +9,14 @@ pub(super) const MOST: u32 = 256;
 /// Maximum number of commands that one read fetches.
 const BATCH: u32 = 8;
 
-/// A submission queue.
+/// A submission queue in the host's memory.
 #[derive(Debug)]
 pub(super) struct Submission {
     base: u64,
     size: u32,
     head: u32,
     tail: u32,
-    /// Number of its completion queue.
+    /// Number of the completion queue for commands of this queue.
     pub to: u16,
     /// Number of commands that are being fetched.
     pub fetching: u32,
@@ -38,14 +38,15 @@ impl Submission {
         self.head as u16
     }
 
-    /// Processes a doorbell write. Values that are not an entry are ignored.
+    /// Processes a doorbell write. Values beyond the queue are ignored.
     pub fn ring(&mut self, tail: u32) {
         if tail < self.size {
             self.tail = tail;
         }
     }
 
-    /// Begins to fetch up to `most` commands. Returns their address and length in bytes.
+    /// Begins to fetch up to `most` commands. Returns the address and the length in bytes of their
+    /// entries.
     pub fn fetch(&mut self, most: u32) -> Option<(u64, u32)> {
         let end = if self.tail >= self.head {
             self.tail
@@ -68,7 +69,7 @@ impl Submission {
     }
 }
 
-/// A completion queue.
+/// A completion queue in the host's memory.
 #[derive(Debug)]
 pub(super) struct Completions {
     base: u64,
@@ -115,7 +116,7 @@ impl Completions {
         self.waiting.push_back(completion);
     }
 
-    /// Writes completions while entries are free.
+    /// Writes pending completions while entries are free.
     pub fn post(&mut self, posts: &mut Posts) {
         while self.used() + 1 < self.size {
             let Some(completion) = self.waiting.pop_front() else {

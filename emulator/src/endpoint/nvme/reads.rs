@@ -1,17 +1,17 @@
-//! Reads of the host's memory. Each read is a job of any size. Answers to its requests arrive
-//! later, or never.
+//! Reads of the host's memory. A read is a job of any size, which sends one or more requests. The
+//! answers to the requests arrive later, or never.
 
 use crate::endpoint::{chunks, Gather, Gathered, Link, PciePacket};
 use std::collections::BTreeMap;
 use wire::tlp::{Bdf, Kind, Span};
 
-/// Maximum number of requests in flight, without those of ended jobs.
+/// Maximum number of requests in flight. Requests of ended jobs do not count.
 const WINDOW: usize = 16;
 
 struct Job<T> {
     what: T,
     pieces: Vec<(u64, u32)>,
-    /// Index of the piece and offset in it for the next request.
+    /// Position of the next request: index of the chunk, and offset in bytes in the chunk.
     next: (usize, u32),
     /// Number of bytes requested so far.
     asked: usize,
@@ -28,10 +28,10 @@ struct Asked {
     deadline: u64,
 }
 
-/// Result of a job: its data, or `None` if a part of them can't be read.
+/// Purpose of a job, and its data. The data is `None` if any of it can't be read.
 pub(super) type Outcome<T> = (T, Option<Vec<u8>>);
 
-/// The jobs, in the order of their start.
+/// All jobs in the order of their start.
 pub(super) struct Reads<T> {
     jobs: BTreeMap<u64, Job<T>>,
     last: u64,
@@ -53,7 +53,7 @@ impl<T> Reads<T> {
         }
     }
 
-    /// Begins a job that reads several pieces of memory, one after the other.
+    /// Begins a job that reads several chunks of memory, one after the other.
     pub fn start(&mut self, what: T, pieces: Vec<(u64, u32)>) {
         let len = pieces.iter().map(|p| p.1 as usize).sum();
         self.last += 1;
@@ -68,19 +68,20 @@ impl<T> Reads<T> {
         self.jobs.insert(self.last, job);
     }
 
-    /// Ends the jobs that `of` selects, without a result. Answers to their requests are ignored.
+    /// Ends the jobs for which `of` returns true, without a result. Answers to their requests are
+    /// ignored.
     pub fn cancel(&mut self, of: impl Fn(&T) -> bool) {
         self.jobs.retain(|_, job| !of(&job.what));
     }
 
-    /// Ends all jobs without a result and drops all requests, because their answers can't arrive
-    /// any more.
+    /// Ends all jobs without a result. Drops all requests, because their answers can no longer
+    /// arrive.
     pub fn forget(&mut self) {
         self.jobs.clear();
         self.asked.clear();
     }
 
-    /// Returns the time at which [`expire`](Self::expire) is due.
+    /// Returns the time at which the caller must call [`expire`](Self::expire).
     pub fn deadline(&self) -> Option<u64> {
         self.asked.values().map(|a| a.deadline).min()
     }
