@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 /// Maximum time for QEMU to start and to execute the firmware.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SIZE: usize = 0x1_0000;
-/// Offset in the firmware of the 64-bit code for the lower half. `HIGH`: the code for the upper
-/// half; `TABLE`: the segment table.
+/// Offset in the firmware of the 64-bit code for the lower half.
 const LOW: usize = 0x100;
 const HIGH: usize = 0x200;
 const TABLE: usize = 0x300;

@@ -1,4 +1,4 @@
-//! Tests of finite buffers, back-pressure, arbitration and deadlocks.
+//! Tests of finite buffers, back-pressure, arbitration and deadlocks in the network.
 
 use super::routes::{Request, Routes};
 use super::tests::{assert_idle, drain, packet, send, simple};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use wire::ids::NodeId;
 use wire::rma::{Command, Mode, NotifySpec};
 
-/// Accounted size of the packets of these tests.
+/// Number of bytes that a packet of these tests occupies in a buffer.
 const SIZE: u64 = 72;
 
 fn tiny(packets: u64) -> NetConfig {
@@ -55,7 +55,8 @@ fn rma(src: u16, dst: u16, bytes: u32, response: bool) -> Packet {
     }
 }
 
-/// Sends to the other NIC until the lane is full, and lets all packets advance in between.
+/// Sends packets to another NIC until the lane is full, and lets all packets advance in between.
+/// Returns the number of packets.
 fn fill(net: &mut Network, from: usize, to: u16) -> u8 {
     let mut tag = 0;
     while net.tx_open(from) & Lane::velo(0).bit() != 0 {
@@ -67,19 +68,20 @@ fn fill(net: &mut Network, from: usize, to: u16) -> u8 {
     tag
 }
 
-/// HW §9.6: a receiver that accepts no packets blocks the network hop by hop back to the sender.
-/// Afterwards all packets arrive in order.
+/// A receiver that accepts no packets blocks the network hop by hop back to the sender (HW §9.6).
+/// After it accepts packets again, all packets arrive in order.
 #[test]
 fn blocked_traffic_backs_up_to_its_sender() {
     let mut net = simple("mesh:4", tiny(4));
     net.set_takes(3, 0);
-    // Four at the port of NIC 3, four at each of three links, four at the sender's own inport.
+    // Four packets are at the port of NIC 3, four at each of three links, and four at the sender's
+    // inport.
     assert_eq!(fill(&mut net, 0, 3), 4 * 5);
     assert_eq!(net.node_stats(0).1, 20 * SIZE);
     assert_eq!(net.node_stats(3).2, 4 * SIZE);
     assert!(!net.busy());
-    // A later packet on the same path waits, too, at its own port. Other paths and channels stay
-    // free.
+    // A later packet on the blocked path waits at its sender's port, too. Other paths and channels
+    // are not blocked.
     send(&mut net, 1, Dest::Node(NodeId(3)), 99);
     send(&mut net, 2, Dest::Node(NodeId(0)), 50);
     let multicast = Dest::Group(63);
@@ -95,7 +97,8 @@ fn blocked_traffic_backs_up_to_its_sender() {
     assert_idle(&net);
 }
 
-/// The sender's credit returns when the receiver has stored the packet, not when it received it.
+/// The sender's credit returns when the receiver has stored the packet, not when the packet has
+/// arrived.
 #[test]
 fn credit_returns_with_the_receipt() {
     let mut net = simple("pair", NetConfig::default());
@@ -110,8 +113,8 @@ fn credit_returns_with_the_receipt() {
     assert_idle(&net);
 }
 
-/// Responses have channels of their own (HW §12), so blocked requests do not block them. Units have
-/// ports of their own.
+/// Blocked requests do not block responses, because responses have a separate channel (HW §12).
+/// Units have separate ports.
 #[test]
 fn responses_pass_requests_that_wait() {
     let mut net = simple("mesh:3", tiny(2));
@@ -139,7 +142,8 @@ fn responses_pass_requests_that_wait() {
     assert_idle(&net);
 }
 
-/// Packets of any size wait for a frozen NIC, however small the buffers, and none is dropped.
+/// Packets of any size wait for a frozen NIC and none is dropped, even if the buffers are very
+/// small.
 #[test]
 fn nothing_is_too_large_for_a_frozen_nic() {
     let mut net = simple("mesh:3", tiny(4));
@@ -164,7 +168,7 @@ fn nothing_is_too_large_for_a_frozen_nic() {
     assert_idle(&net);
 }
 
-/// Inputs that compete for an output are served in turn.
+/// An arbiter serves all inputs that compete for an output in turn.
 #[test]
 fn arbiters_serve_all_inputs_alike() {
     for seed in 0..20 {
@@ -193,7 +197,8 @@ fn arbiters_serve_all_inputs_alike() {
     }
 }
 
-/// Each NIC of the ring sends enough packets to the second next NIC to fill all buffers.
+/// Makes each NIC of a ring send enough packets to the second next NIC to fill all buffers. Returns
+/// the number of packets.
 fn round_and_round(net: &mut Network, n: usize) -> usize {
     for nic in 0..n {
         for tag in 0..40 {
@@ -203,8 +208,8 @@ fn round_and_round(net: &mut Network, n: usize) -> usize {
     drain(net, 0).0.len()
 }
 
-/// Tables without the second virtual channel lead packets into a cycle of waits, which is reported
-/// once. With the tables of set-up the same traffic arrives.
+/// Tables that use only one virtual channel lead packets into a cycle of waits, which is reported
+/// once. With the tables of the set-up step, all packets arrive.
 #[test]
 fn a_circle_of_waits_is_named() {
     let mut net = simple("ring:4", tiny(2));
@@ -234,12 +239,12 @@ fn a_circle_of_waits_is_named() {
         assert_eq!(pos_dead, 8, "pos_dead of inport 1");
         assert!(events.contains(&(nic, 13)));
     }
-    // The deadlock is not reported again.
+    // The deadlock must not be reported again.
     for i in 1..20 {
         drain(&mut net, due * (i + 1));
     }
     assert_eq!(net.deadlocks().len(), 1);
-    // A power-off discards the packets stuck in NIC 0, and the others advance.
+    // Switching NIC 0 off discards the packets stuck there, and the other packets advance.
     net.set_power(0, false, &mut Tracer::off());
     drain(&mut net, due * 30);
     assert_idle(&net);
@@ -248,8 +253,8 @@ fn a_circle_of_waits_is_named() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// With the routes of set-up on rings and tori, random traffic with broadcasts arrives
-    /// completely. Buffers hold one to three packets, and receivers pause.
+    /// With the routes of the set-up step, all packets of random traffic with broadcasts arrive.
+    /// Buffers hold one to three packets, and receivers pause.
     #[test]
     fn shipped_routes_do_not_lock_up(
         shape in prop_oneof![Just("ring:4"), Just("ring:7"), Just("torus:4x4"), Just("torus:5x3"), Just("torus:4x2x3"), Just("mesh:3x3"), Just("full:5"), Just("star:6")],
@@ -293,11 +298,11 @@ proptest! {
     }
 }
 
-/// NIC, link, virtual channel.
+/// NIC, link and virtual channel that a packet uses next.
 type Hop = (usize, u8, u8);
 
-/// The channels of a torus can't wait for each other in a cycle, whatever the traffic. The test
-/// follows all routes link by link.
+/// The channels of a torus can't wait for each other in a cycle, for any traffic. The test follows
+/// all routes link by link.
 #[test]
 fn channels_of_a_torus_have_an_order() {
     for shape in ["ring:3", "ring:4", "ring:8", "torus:4x4", "torus:5x3x3"] {
@@ -312,7 +317,7 @@ fn channels_of_a_torus_have_an_order() {
         let routes = Routes::compute(&t, &request).unwrap();
         let tables: Vec<_> = (0..t.nodes).map(|i| routes.tables(i)).collect();
         let far = t.neighbours();
-        // Channel (NIC, link, virtual channel) → channels that packets use next.
+        // For each channel, the channels that packets use next.
         let mut next: BTreeMap<Hop, Vec<Hop>> = BTreeMap::new();
         for from in 0..t.nodes {
             for to in (0..t.nodes).filter(|&to| to != from) {
@@ -328,7 +333,8 @@ fn channels_of_a_torus_have_an_order() {
                 }
             }
         }
-        // Remove channels that wait for no other channel until none is left.
+        // Repeatedly removes channels that wait for no other channel. All channels must be removed
+        // in the end.
         while !next.is_empty() {
             let free: Vec<_> = next
                 .iter()
@@ -350,8 +356,8 @@ fn channels_of_a_torus_have_an_order() {
     }
 }
 
-/// G21, HW §15.3: packets without a route end in outport 10 and stay visible there until software
-/// sets its credits again.
+/// Packets without a route can end in outport 10 and stay visible there until software sets the
+/// outport's credits again (G21, HW §15.3).
 #[test]
 fn illegal_routing_can_end_in_an_outport() {
     let cfg = NetConfig {
@@ -375,7 +381,7 @@ fn illegal_routing_can_end_in_an_outport() {
         0,
         "not the inport"
     );
-    // The drain loop of HW §15.3.
+    // Repeats the loop of HW §15.3 that drains the outport.
     for class in 0..10 {
         net.regs(0).write(outport_10 + 0x18, class << 6);
     }
@@ -396,7 +402,7 @@ fn credits_of_a_link_that_loses_packets_come_back() {
         send(&mut net, 0, Dest::Node(NodeId(2)), tag);
     }
     drain(&mut net, 0);
-    // Two packets were on the first cable.
+    // Two packets were on the first cable when it was unplugged.
     net.set_link(0, false, Some(DownPolicy::Drop), t);
     drain(&mut net, 0);
     net.set_link(0, true, None, t);

@@ -1,7 +1,7 @@
-//! Cables: a queue per direction, knobs, faults, statistics.
+//! Cables of the fabric. Each has a queue per direction, knobs, faults and statistics.
 //!
-//! The link layer repairs damage by retransmission, so a packet arrives late but whole and in
-//! order. Only a link that is down loses packets.
+//! The link layer repairs damage by retransmission, so a damaged packet arrives late, but whole and
+//! in order. Only a link that is down loses packets.
 
 use super::Flit;
 use extoll_emulator_api::link::{DownPolicy, LinkKnobs, LinkStats};
@@ -13,24 +13,24 @@ use std::collections::VecDeque;
 /// State of a link that goes down and up repeatedly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flap {
-    /// Time down, ns.
+    /// Duration of each down phase in ns.
     pub down_ns: u64,
-    /// Time up, ns.
+    /// Duration of each up phase in ns.
     pub up_ns: u64,
-    /// Number of downs still to come.
+    /// Number of down phases that remain.
     pub left: u32,
 }
 
-/// One direction of a cable.
+/// State of one direction of a cable.
 #[derive(Default)]
 pub(super) struct Direction {
-    /// Arrival time and packet, in order.
+    /// Packets in flight with their arrival times, in order.
     pub queue: VecDeque<(u64, Flit)>,
     pub busy_until: u64,
     pub stats: LinkStats,
 }
 
-/// Failed transmissions of one packet.
+/// Number of failed transmissions of a packet, by cause.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Damage {
     pub corrupted: u32,
@@ -40,13 +40,13 @@ pub(super) struct Damage {
 /// A cable between two link ports.
 pub(super) struct Cable {
     pub ends: [End; 2],
-    /// True while plugged in; fault commands change this.
+    /// True while the cable is plugged in. Fault commands change this.
     pub up: bool,
-    /// True while plugged in, both NICs are powered and both ports enabled.
+    /// True while the cable is plugged in, both NICs have power, and both link ports are enabled.
     pub live: bool,
     pub policy: DownPolicy,
     pub knobs: LinkKnobs,
-    /// Knobs as configured at the start.
+    /// Knobs that the configuration contained at the start.
     pub usual: LinkKnobs,
     pub flap: Option<Flap>,
     pub dirs: [Direction; 2],
@@ -66,7 +66,7 @@ impl Cable {
         }
     }
 
-    /// Draws the extra delay of a packet, ns.
+    /// Returns a random additional delay of a packet in ns.
     pub fn jitter(&self, rng: &mut SmallRng) -> u64 {
         match self.knobs.jitter_ns {
             0 => 0,
@@ -74,7 +74,7 @@ impl Cable {
         }
     }
 
-    /// Draws the number of failed transmissions of a packet.
+    /// Returns a random number of failed transmissions of a packet.
     pub fn damage(&self, rng: &mut SmallRng) -> Damage {
         let k = &self.knobs;
         let mut d = Damage::default();
@@ -93,8 +93,8 @@ impl Cable {
         d
     }
 
-    /// Returns the arrival time of a packet of `bytes` that is sent now, suffers the given damage
-    /// and takes `late` ns longer. It never arrives before the packet ahead of it.
+    /// Returns the arrival time of a packet of `bytes` bytes that is sent now, suffers the given
+    /// damage and is delayed by `late` ns. The packet never arrives before the previous packet.
     pub fn schedule(
         &mut self,
         side: usize,
@@ -110,7 +110,7 @@ impl Cable {
             bps => (u128::from(bytes) * 1_000_000_000 / u128::from(bps))
                 .min(u128::from(u64::MAX / 4)) as u64,
         };
-        // A damaged packet costs a round trip, a lost packet a time-out of two round trips.
+        // A damaged packet costs a round trip; a lost packet costs a timeout of two round trips.
         let again = u64::from(damage.corrupted) * (send + 2 * k.latency_ns)
             + u64::from(damage.lost) * (send + 4 * k.latency_ns);
         dir.busy_until = dir

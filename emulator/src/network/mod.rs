@@ -1,10 +1,13 @@
-//! The fabric: crossbars that forward by the tables of software, and the cables between them.
+//! The fabric: crossbars that forward packets by the tables that software wrote, and cables between
+//! them.
 //!
-//! [`Network`] moves packets and reports work for the world as [`Outcome`]s (deliver to a NIC,
-//! raise a trigger event). It never calls a NIC. Every packet is accounted to the NIC that injected
-//! it until it is stored or dropped. All buffers are finite: a packet waits while the next buffer
-//! is full, and a NIC may inject only while there is buffer space and credit. Hence the memory of
-//! the whole fabric is bounded.
+//! [`Network`] moves packets. It reports work for the world as [`Outcome`]s (deliver a packet to a
+//! NIC, raise a trigger event) and never calls a NIC. A packet uses credit of the NIC that injected
+//! it until it is stored or dropped.
+//!
+//! All buffers are finite. A packet waits while the next buffer is full, and a NIC may inject a
+//! packet only while there is buffer space and credit. The memory of the whole fabric is therefore
+//! bounded.
 
 mod barrier;
 mod deadlock;
@@ -36,44 +39,45 @@ use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use topology::{End, Topology, LINKS};
 
-/// Trigger event of an inport that saw illegal routing (HW §6.5).
+/// Number of the trigger event of an inport that received a packet without a legal route (HW §6.5).
 const TE_XBAR_INPORT: u8 = 13;
-/// Trigger event of an outport (HW §6.5).
+/// Number of the trigger event of an outport (HW §6.5).
 const TE_XBAR_OUTPORT: u8 = 14;
-/// Trigger event of a barrier.
+/// Number of the trigger event of a barrier.
 const TE_BARRIER_RELEASED: u8 = 15;
-/// Trigger event of a global interrupt.
+/// Number of the trigger event of a global interrupt.
 const TE_GLOBAL_INTERRUPT: u8 = 16;
-/// Trigger event of a link port.
+/// Number of the trigger event of a link port.
 const TE_LINK_PORT: u8 = 17;
-/// Trigger event of the link MAC.
+/// Number of the trigger event of the link MAC.
 const TE_LINK_MAC: u8 = 20;
 
 /// A packet in flight.
 pub(crate) struct Flit {
-    /// Number for traces.
+    /// Number that identifies the packet in traces.
     id: u64,
     pkt: Packet,
     lane: Lane,
-    /// Credit of the NIC that injected the packet.
+    /// Credit of the NIC that injected the packet, which the packet uses.
     credit: Receipt,
     hops: u32,
-    /// Set of outputs of the crossbar that the packet still has to leave by; 0: not routed yet.
+    /// Set of crossbar outputs through which the packet must still leave; 0 if it has not been
+    /// routed.
     todo: u32,
     /// Deterministic virtual channel on which the packet arrived.
     dvc: u8,
     /// Number of link crossings that the copies of a multicast may still make in total.
     copies: Option<Rc<Cell<u32>>>,
-    /// Ordering state; `None` unless the packet is a VELO message.
+    /// State for the delivery order; `None` unless the packet is a VELO message.
     order: Option<Rc<order::Message>>,
 }
 
-/// Work of the world on behalf of the network.
+/// Work that the world must do for the network.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Hand the packet to this NIC. The receipt is dropped when the packet has been stored.
+    /// Deliver the packet to this NIC. The world drops the receipt when the packet has been stored.
     Deliver(usize, Packet, Receipt),
-    /// Raise the trigger event at this NIC.
+    /// Raise the trigger event with this number at this NIC.
     Event(usize, u8),
 }
 
@@ -86,33 +90,34 @@ enum Timer {
 
 struct Node {
     regs: Rc<RefCell<NodeRegs>>,
-    /// GUID and node ID, with the values that software reads.
+    /// GUID and node ID that software reads from the registers.
     identity: (u32, u16),
     powered: bool,
     frozen: bool,
     xbar: Crossbar,
     in_flight: Rc<Cell<u64>>,
-    /// Accounted bytes of SMFU packets in flight, which the limit for requesters does not include.
+    /// Number of bytes that SMFU packets in flight occupy. The credit of requesters does not
+    /// include them.
     smfu_in_flight: Rc<Cell<u64>>,
     stats: NodeStats,
-    /// Cable and side of each link port.
+    /// Cable at each link port, and the side of the cable.
     ports: [Option<(usize, usize)>; LINKS as usize],
 }
 
-/// The fabric.
+/// State of the fabric.
 pub struct Network {
     cfg: NetConfig,
     nodes: Vec<Node>,
     cables: Vec<Cable>,
     /// Input queues whose head may be able to advance.
     steps: VecDeque<InputQueue>,
-    /// NICs and lanes with packets to be delivered.
+    /// NICs and lanes that have packets to deliver.
     ready: VecDeque<(usize, Lane)>,
-    /// Trigger events to be raised.
+    /// NICs and numbers of trigger events to raise.
     events: VecDeque<(usize, u8)>,
     /// Input queues whose head waited for a link when it was last checked.
     stalled: Vec<InputQueue>,
-    /// Deadlocks found, oldest first.
+    /// Descriptions of the deadlocks that were found, oldest first.
     deadlocks: Vec<String>,
     timers: BTreeSet<(u64, Timer)>,
     order: order::Order,
@@ -122,7 +127,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Returns a fabric with empty tables; all links come up.
+    /// Returns a fabric with empty routing tables. All links come up.
     pub fn new(topology: &Topology, cfg: NetConfig) -> Self {
         let node = |i| Node {
             regs: Rc::new(RefCell::new(NodeRegs::new())),
@@ -163,12 +168,12 @@ impl Network {
         }
     }
 
-    /// Returns the registers of a NIC, to be installed in it.
+    /// Returns the network registers of a NIC, which the caller installs in the NIC.
     pub fn shared_regs(&self, nic: usize) -> SharedRegs {
         SharedRegs(Rc::clone(&self.nodes[nic].regs))
     }
 
-    /// Returns the options.
+    /// Returns the options of the fabric.
     pub fn config(&self) -> &NetConfig {
         &self.cfg
     }
@@ -177,18 +182,19 @@ impl Network {
         self.nodes[nic].regs.borrow_mut()
     }
 
-    /// Returns the number of bytes that the requesters of this NIC may send now over all lanes.
+    /// Returns the number of bytes that the requesters of this NIC may send now, in all lanes
+    /// together.
     pub fn tx_credit(&self, nic: usize) -> u64 {
         let used = self.nodes[nic].in_flight.get();
         self.cfg.tx_credit_bytes.saturating_sub(used)
     }
 
-    /// Returns the counter of SMFU bytes of this NIC that are not stored yet.
+    /// Returns the counter of bytes that SMFU packets of this NIC occupy until they are stored.
     pub fn smfu_in_flight(&self, nic: usize) -> Rc<Cell<u64>> {
         Rc::clone(&self.nodes[nic].smfu_in_flight)
     }
 
-    /// Returns the free bytes of each lane of this NIC; all 0 while the NIC is frozen.
+    /// Returns the number of free bytes of each lane of this NIC; all 0 while the NIC is frozen.
     pub fn tx_room(&self, nic: usize) -> [u64; LANES] {
         let mut room = [0; LANES];
         if !self.nodes[nic].frozen {
@@ -213,8 +219,8 @@ impl Network {
         self.nodes[nic].frozen
     }
 
-    /// Returns the statistics of a NIC's crossbar, the bytes of its packets that are not stored
-    /// yet, and the bytes that wait for its units.
+    /// Returns the statistics of a NIC's crossbar, the number of bytes of its packets that have not
+    /// been stored, and the number of bytes that wait for its units.
     pub fn node_stats(&self, nic: usize) -> (&NodeStats, u64, u64) {
         let n = &self.nodes[nic];
         let in_flight = n.in_flight.get() + n.smfu_in_flight.get();
@@ -245,17 +251,17 @@ impl Network {
             .collect()
     }
 
-    /// Returns true if packets can move or outcomes are pending.
+    /// Returns true if packets can advance or outcomes are pending.
     pub fn busy(&self) -> bool {
         !self.steps.is_empty() || !self.events.is_empty() || !self.ready.is_empty()
     }
 
-    /// Returns the time at which [`Network::run`] has work next.
+    /// Returns the time at which the caller must call [`Network::run`] next.
     pub fn next_deadline(&self) -> Option<u64> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Returns GUID and node ID of a NIC as last set.
+    /// Returns the GUID and the node ID of a NIC that were last set.
     pub fn identity(&self, nic: usize) -> (u32, u16) {
         self.nodes[nic].identity
     }
@@ -265,7 +271,7 @@ impl Network {
         self.nodes[nic].identity = (guid, node_id);
     }
 
-    /// Accepts a packet from a NIC.
+    /// Accepts a packet that a NIC sends.
     pub fn inject(&mut self, nic: usize, pkt: Packet, trace: &mut Tracer) {
         let np = pkt.port as usize;
         self.next_id += 1;
@@ -336,8 +342,8 @@ impl Network {
         }
     }
 
-    /// Moves packets in up to `budget` crossbar steps. [`Network::outcome`] returns the results.
-    /// Returns the number of steps done.
+    /// Moves packets in up to `budget` crossbar steps. Returns the number of steps done.
+    /// [`Network::outcome`] returns the resulting work.
     pub fn run(&mut self, now: u64, budget: usize, trace: &mut Tracer) -> usize {
         self.now = self.now.max(now);
         let mut left = budget;
@@ -384,7 +390,7 @@ impl Network {
         }
     }
 
-    /// Updates the counters of both link ports for a packet that was transmitted once or more.
+    /// Updates the counters of both link ports for a packet and its retransmissions.
     fn count_sent(&self, from: End, to: End, damage: &Damage) {
         let mut regs = self.regs(from.nic);
         let lp = &mut regs.links[usize::from(from.port)];

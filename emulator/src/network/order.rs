@@ -1,40 +1,40 @@
-//! Delivery order of VELO messages: the messages of one VPID arrive in order (HW §9.1).
+//! Delivery order of VELO messages. The messages of a VPID arrive in order (HW §9.1).
 //!
-//! This includes messages of different traffic classes, and a multicast and a message for one node.
-//! These travel in different channels and on different paths.
+//! The order includes messages of different traffic classes, and multicasts together with messages
+//! to single nodes, although these use different channels and paths.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::{Rc, Weak};
 
-/// Sender of a message: NIC and VPID.
+/// Sender of a message: index of the NIC, and VPID.
 pub(super) type Source = (usize, u16);
 
-/// A message in flight. It is dropped when it, or each copy of it, has been delivered or lost.
+/// A message in flight. It is dropped after it, or each copy of it, has been delivered or lost.
 pub(super) struct Message {
     source: Source,
-    /// Number in sending order.
+    /// Number of the message in sending order.
     number: u64,
     /// Destination node ID; `None` for a multicast.
     to: Option<u16>,
-    /// NICs at which a multicast has been delivered.
+    /// NICs to which a multicast has been delivered.
     seen: RefCell<BTreeSet<usize>>,
 }
 
 #[derive(Default)]
 struct Sent {
-    /// Messages to single nodes, by destination node.
+    /// Messages in flight to single nodes, by destination node.
     single: HashMap<u16, VecDeque<Weak<Message>>>,
-    /// Length of `single` after the last removal of nodes without messages in flight.
+    /// Length of `single` after nodes without messages in flight were last removed.
     kept: usize,
     multicasts: VecDeque<Weak<Message>>,
 }
 
-/// All messages in flight.
+/// All messages in flight, by sender.
 #[derive(Default)]
 pub(super) struct Order(HashMap<Source, Sent>);
 
-/// Removes delivered messages from the front of `queue`.
+/// Removes messages that have been delivered from the front of `queue`.
 fn prune(queue: &mut VecDeque<Weak<Message>>) {
     while queue.front().is_some_and(|m| m.strong_count() == 0) {
         queue.pop_front();
@@ -67,7 +67,8 @@ impl Order {
         message
     }
 
-    /// Returns true if all earlier messages of the same sender to this NIC have been delivered.
+    /// Returns true if all earlier messages of the sender of `message` to this NIC have been
+    /// delivered.
     pub(super) fn is_next(&mut self, message: &Message, nic: usize, node: u16) -> bool {
         let Some(sent) = self.0.get_mut(&message.source) else {
             return true;
@@ -83,8 +84,7 @@ impl Order {
                 return false;
             }
         }
-        // Multicasts keep their order among themselves, because they share one channel and one
-        // path.
+        // Multicasts stay in order without further checks, because they share a channel and a path.
         prune(&mut sent.multicasts);
         message.to.is_none()
             || !sent
@@ -96,14 +96,14 @@ impl Order {
 }
 
 impl Message {
-    /// Records that NIC `nic` has received its copy of a multicast.
+    /// Records that NIC `nic` has received its copy if the message is a multicast.
     pub(super) fn delivered(&self, nic: usize) {
         if self.is_multicast() {
             self.seen.borrow_mut().insert(nic);
         }
     }
 
-    /// Returns true for a multicast, which has copies.
+    /// Returns true if the message is a multicast.
     pub(super) fn is_multicast(&self) -> bool {
         self.to.is_none()
     }
@@ -118,7 +118,8 @@ impl Message {
 mod tests {
     use super::*;
 
-    /// The memory of a sender to all possible nodes is bounded by its messages in flight.
+    /// The state that is kept for a sender depends on its messages in flight, not on the number of
+    /// nodes.
     #[test]
     fn what_has_arrived_is_forgotten() {
         let mut order = Order::default();

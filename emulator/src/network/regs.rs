@@ -1,8 +1,8 @@
-//! Registers of crossbar, link ports and network ports of one NIC (HW §15), and their state.
+//! Registers of crossbar, link ports and network ports of a NIC (HW §15), and their state.
 //!
-//! Decisions where no source tells the behaviour are documented in docs/emulator.md. Error flags
-//! are storage that the hardware sets and software clears by writing 0. Counters wrap and can be
-//! written. Credits read 0 (G1).
+//! docs/emulator.md documents the decisions where no source describes the behaviour. The hardware
+//! sets error flags, and software clears them by writing 0. Counters wrap and can be written.
+//! Credits read 0 (G1).
 
 use super::barrier::{Unit, UNITS};
 use super::topology::LINKS;
@@ -13,20 +13,20 @@ use wire::regs::lp::{Ids, LpIn, RetransmissionCounters, Status};
 use wire::regs::np::General;
 use wire::regs::PacketCounter;
 
-/// Crossbar ports: seven links, then the network ports n0…n3 (HW §15.2).
+/// Number of crossbar ports: seven links, then the network ports n0…n3 (HW §15.2).
 pub const XBAR_PORTS: usize = 11;
-/// Crossbar port of n0.
+/// Number of the crossbar port of n0.
 pub const NP_BASE: usize = LINKS as usize;
 const LRT: usize = 1024;
 const GRT: usize = 64;
 const MCAST: usize = 64;
 const GLOBAL_INTERRUPTS: usize = 4;
-/// Credit classes of an outport (HW §15.3).
+/// Number of credit classes of an outport (HW §15.3).
 const FCC: usize = 10;
 
-/// `routing.illegal_routing`.
+/// Bit `illegal_routing` of the inport register `routing`.
 const ILLEGAL: u64 = 1 << 2;
-/// `routing.pos_dead`.
+/// Bit `pos_dead` of the inport register `routing`.
 const POS_DEAD: u64 = 1 << 3;
 
 const INP: u32 = 0x40_0000;
@@ -37,21 +37,21 @@ const GINT: u32 = 0x45_0000;
 const LP: u32 = 0x46_0000;
 const NP: u32 = 0x9400;
 
-/// Crossbar inport.
+/// State of a crossbar inport.
 #[derive(Clone)]
 pub struct Inport {
-    /// `routing`: options and flags.
+    /// Register `routing`: options and flags.
     pub routing: u64,
     /// Number of packets received.
     pub received: u32,
     /// Number of packets forwarded.
     pub sent: u32,
     debug: u64,
-    /// Multicast table, by group.
+    /// Words of the multicast table, by group.
     pub mcast: Box<[u64; MCAST]>,
-    /// Global routing table, by node ID [15:10].
+    /// Words of the global routing table, by bits [15:10] of the node ID.
     pub grt: Box<[u64; GRT]>,
-    /// Local routing table, by node ID [9:0].
+    /// Words of the local routing table, by bits [9:0] of the node ID.
     pub lrt: Box<[u64; LRT]>,
 }
 
@@ -68,26 +68,26 @@ impl Inport {
         }
     }
 
-    /// Records a packet without a legal route.
+    /// Records a packet that has no legal route.
     pub fn set_illegal(&mut self) {
         self.routing |= ILLEGAL;
     }
 
-    /// Records a packet that loops.
+    /// Records that the inport may be part of a deadlock.
     pub fn set_possible_deadlock(&mut self) {
         self.routing |= POS_DEAD;
     }
 }
 
-/// Crossbar outport.
+/// State of a crossbar outport.
 #[derive(Clone, Default)]
 pub struct Outport {
     /// Number of packets sent.
     pub sent: u32,
     general: u64,
     credits: [u64; 2],
-    /// Number of packets without a route that ended here since software last set the credits, by
-    /// class.
+    /// Number of packets without a route that this outport dropped since software last set the
+    /// credits, by credit class.
     swallowed: [u8; FCC],
 }
 
@@ -101,47 +101,48 @@ impl Outport {
         }
     }
 
-    /// Returns `fcc_credits`: six bits per class.
+    /// Returns the register `fcc_credits`, which has six bits per credit class.
     fn class_credits(&self) -> u64 {
         let classes = self.swallowed.iter().rev();
         classes.fold(0, |word, &n| (word << 6) | u64::from(n))
     }
 
-    /// Returns `general`: total credits in [7:0].
+    /// Returns the register `general`, which has the total credits in bits [7:0].
     fn general(&self) -> u64 {
         let total: u64 = self.swallowed.iter().map(|&n| u64::from(n)).sum();
         (self.general & !0xff) | total.min(0xff)
     }
 }
 
-/// Link port.
+/// State of a link port.
 #[derive(Clone)]
 pub struct LinkPort {
-    /// Software's enable bit.
+    /// Enable bit that software wrote.
     pub enable: bool,
     /// True while the link is up.
     pub ready: bool,
-    /// Error flags [11:7] and attempts [5:2] of `status`.
+    /// Error flags (bits [11:7]) and attempts (bits [5:2]) of the register `status`.
     pub flags: u64,
     /// Number of packets received.
     pub received: u32,
     /// Number of packets sent.
     pub sent: u32,
-    /// Number of packets that arrived damaged, 14 bits.
+    /// Number of packets that arrived damaged; 14 bits.
     pub errors: u16,
-    /// Number of retransmissions started, 14 bits.
+    /// Number of retransmissions that were started; 14 bits.
     pub retransmissions: u16,
-    /// Number of negative acknowledges from the other side, 14 bits.
+    /// Number of negative acknowledgements from the other side; 14 bits.
     pub nacks: u16,
-    /// Number of packets sent again, 14 bits.
+    /// Number of packets that were sent again; 14 bits.
     pub resent: u16,
-    /// Number of retransmission time-outs, 8 bits.
+    /// Number of retransmission timeouts; 8 bits.
     pub timeouts: u8,
-    /// Bits [1:0] of `ids` as software wrote them.
+    /// Bits [1:0] of the register `ids` as software wrote them.
     send: u64,
-    /// GUID, node ID and port received from the other side.
+    /// GUID, node ID and port that the other side sent.
     pub remote: (u32, u16, u8),
-    /// `lp_in` received flags: [1:0], and [49:34] for barriers.
+    /// Received flags of the register `lp_in`: bits [1:0] for the identity, and bits [49:34] for
+    /// barriers.
     pub id_flags: u64,
     threshold: u8,
     ack: u16,
@@ -172,14 +173,14 @@ impl LinkPort {
         }
     }
 
-    /// Records a damaged packet at the link layer of this port.
+    /// Records a damaged packet in the link layer of this port.
     pub fn damaged(&mut self) {
         self.errors = self.errors.wrapping_add(1) & 0x3fff;
         self.flags |= 1 << 8;
     }
 
-    /// Records a retransmission of this port: after a time-out, or else after a negative
-    /// acknowledge.
+    /// Records a retransmission by this port. `timeout` is true after a timeout, and false after a
+    /// negative acknowledgement.
     pub fn resend(&mut self, timeout: bool, attempts: u32) {
         self.retransmissions = self.retransmissions.wrapping_add(1) & 0x3fff;
         self.resent = self.resent.wrapping_add(1) & 0x3fff;
@@ -201,14 +202,14 @@ impl LinkPort {
     }
 }
 
-/// Network port.
+/// State of a network port.
 #[derive(Clone, Default)]
 pub struct NetworkPort {
-    /// `general` as software wrote it.
+    /// Register `general` as software wrote it.
     pub general: u64,
-    /// Packets from the host side into the network: received, sent.
+    /// Numbers of packets that the port received from the host side, and sent to the network.
     pub to_network: (u32, u32),
-    /// Packets from the network to the host side: received, sent.
+    /// Numbers of packets that the port received from the network, and sent to the host side.
     pub to_host: (u32, u32),
     /// True while packets wait for a frozen NIC.
     pub waiting: bool,
@@ -218,58 +219,59 @@ pub struct NetworkPort {
 }
 
 impl NetworkPort {
-    /// Returns `general.enable`.
+    /// Returns the bit `general.enable`.
     pub fn enabled(&self) -> bool {
         self.general & 1 != 0
     }
 }
 
-/// Action that software triggers by a register write. The network performs it after the access.
+/// Action that a register write of software triggers. The network performs the action after the
+/// access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortAction {
-    /// Register `ids` of this link was written: send GUID and/or node ID and port to the other
-    /// side.
+    /// Send GUID, or node ID and port, or both, to the other side, because register `ids` of this
+    /// link was written.
     SendIds {
-        /// Link port.
+        /// Number of the link port.
         link: u8,
-        /// Send the GUID.
+        /// True to send the GUID.
         guid: bool,
-        /// Send node ID and port.
+        /// True to send node ID and port.
         ids: bool,
     },
-    /// `status.enable` of this link changed.
+    /// Enable or disable this link, because `status.enable` has changed.
     LinkEnable {
-        /// Link port.
+        /// Number of the link port.
         link: u8,
     },
-    /// A register of this barrier unit was written.
+    /// Process a write to a register of the barrier unit with this number.
     Barrier(u8),
-    /// Software triggered this global interrupt.
+    /// Raise the global interrupt with this number.
     GlobalInterrupt(u8),
-    /// The registers were reset.
+    /// Train the links again, because the registers were reset.
     Reset,
 }
 
 /// All network registers of a NIC.
 pub struct NodeRegs {
-    /// Crossbar inports.
+    /// State of each crossbar inport.
     pub inports: Vec<Inport>,
-    /// Crossbar outports.
+    /// State of each crossbar outport.
     pub outports: Vec<Outport>,
-    /// Link ports.
+    /// State of each link port.
     pub links: Vec<LinkPort>,
-    /// Network ports.
+    /// State of each network port.
     pub nps: Vec<NetworkPort>,
-    /// Global interrupt work sets: bit 1 = interrupt.
+    /// Work sets of the global interrupts. Bit 1 is the interrupt flag.
     pub gint: [u64; GLOBAL_INTERRUPTS],
-    /// Barrier units.
+    /// State of each barrier unit.
     pub(super) barriers: [Unit; UNITS],
-    /// Actions for the network to perform.
+    /// Actions that the network must perform.
     pub actions: Vec<PortAction>,
 }
 
 impl NodeRegs {
-    /// Returns registers in their reset state.
+    /// Returns all registers in their reset state.
     pub fn new() -> Self {
         Self {
             inports: (0..XBAR_PORTS).map(|_| Inport::new()).collect(),
@@ -359,8 +361,8 @@ impl NetworkRegs for NodeRegs {
                 let p = &self.outports[i];
                 match at {
                     0x00 => p.sent.into(),
-                    // Credits in use read 0 (G1), except those for which the drain loop of HW §15.3
-                    // waits.
+                    // Credits read 0 (G1), except credits in use for which the drain loop of HW
+                    // §15.3 waits.
                     0x08 => p.class_credits(),
                     0x10 => p.general(),
                     0x18 => p.credits[0],
@@ -523,7 +525,8 @@ impl NodeRegs {
                 }
             }
             0x20 => {
-                // Writing 1 clears the received flags, because a script of HW §15.4 does so.
+                // Writing 1 clears the received flags, because a script of HW §15.4 clears them in
+                // this way.
                 p.id_flags &= !value;
                 p.threshold = LpIn(value).buffer_threshold();
             }
@@ -554,7 +557,7 @@ impl NodeRegs {
     }
 }
 
-/// Registers shared between a NIC and the network.
+/// Network registers that a NIC and the network share.
 #[derive(Clone)]
 pub struct SharedRegs(pub Rc<RefCell<NodeRegs>>);
 

@@ -1,16 +1,17 @@
-//! Routes for a topology, as table words for the registers. Forwarding does not depend on this
-//! file.
+//! Computation of routes for a topology, as words for the routing tables. The forwarding code does
+//! not depend on these routes.
 //!
 //! Grids use dimension order. Other shapes, and routes around dead cables, use shortest paths.
-//! Multicasts use one spanning tree.
+//! Multicasts use a spanning tree.
 //!
 //! Dimension order visits the dimensions in a fixed order, so packets on a mesh can't wait for each
-//! other in a cycle. On the rings of a torus they could. Two deterministic virtual channels prevent
-//! that (MODEL decision; the chip has a related option: `force_dvc_to_zero`, HW §15.2). A packet
-//! that has yet to cross the wrap-around link of a ring travels on channel 0, any other packet on
-//! channel 1. Along a ring channel 0 waits for channel 1 at that link, and channel 1 never waits
-//! for channel 0. Multicasts use a tree and a channel of their own. Shortest paths on other shapes
-//! can form cycles, which the deadlock detector reports.
+//! other in a cycle. On the rings of a torus, they could. Two deterministic virtual channels
+//! prevent that (MODEL decision; the chip has a related option: `force_dvc_to_zero`, HW §15.2).
+//!
+//! A packet that must still cross the wrap-around link of a ring uses channel 0; any other packet
+//! uses channel 1. Along a ring, channel 0 waits for channel 1 at that link, and channel 1 never
+//! waits for channel 0. Multicasts use a tree and a separate channel. Shortest paths on other
+//! shapes can form cycles, which the deadlock detector reports.
 
 use super::topology::{End, Topology, LINKS};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,19 +21,19 @@ use wire::route::{McastEntry, OutPort, RouteEntry};
 /// Multicast group that reaches every node (G21).
 pub const BROADCAST_GROUP: u8 = 63;
 
-/// Error in a routing request.
+/// Reason why routes cannot be computed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("routing: {0}")]
 pub struct RouteError(pub String);
 
-/// Table contents of one NIC.
+/// Contents of the routing tables of one NIC.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tables {
-    /// Words of the global table by index; absent words are 0.
+    /// Words of the global routing table by index. Absent words are 0.
     pub grt: BTreeMap<u16, u64>,
-    /// Words of the local table by index.
+    /// Words of the local routing table by index.
     pub lrt: BTreeMap<u16, u64>,
-    /// Multicast tables by crossbar inport.
+    /// Words of the multicast table of each crossbar inport, by group.
     pub mcast: Vec<BTreeMap<u16, u64>>,
 }
 
@@ -43,21 +44,21 @@ pub struct Request<'a> {
     pub ids: &'a [u16],
     /// Cables that must not be used.
     pub dead: &'a [(End, End)],
-    /// Members of multicast groups as NIC indices; group 63 has all NICs unless it is named here.
+    /// Indices of the NICs in each multicast group. If group 63 is absent, it contains all NICs.
     pub groups: &'a BTreeMap<u8, Vec<usize>>,
-    /// True if a multicast also returns to its sender.
+    /// True to deliver a multicast to its sender, too.
     pub to_sender: bool,
 }
 
 /// Routes of a whole fabric.
 pub struct Routes {
     ids: Vec<u16>,
-    /// `first[to][from]`: link and virtual channel to use; `None` without a path and for `from ==
-    /// to`.
+    /// `first[to][from]`: link and virtual channel that NIC `from` uses towards NIC `to`. `None` if
+    /// there is no path, or if `from` equals `to`.
     first: Vec<Vec<Option<(u8, u8)>>>,
-    /// For each segment, the link that each NIC uses towards it.
+    /// Link that each NIC uses towards a segment of node IDs, by segment.
     segment_first: BTreeMap<u8, Vec<Option<u8>>>,
-    /// Links of the spanning tree with their far ends.
+    /// Links of the spanning tree at each NIC, with the NICs at their far ends.
     tree: Vec<Vec<(u8, usize)>>,
     groups: BTreeMap<u8, Vec<bool>>,
     to_sender: bool,
@@ -66,12 +67,12 @@ pub struct Routes {
 type Neighbours = Vec<[Option<End>; LINKS as usize]>;
 
 impl Routes {
-    /// Computes routes. Unreachable pairs get no route. This includes pairs in a segment of node
-    /// IDs that is not connected within itself.
+    /// Computes routes. Pairs of NICs without a path get no route. A segment of node IDs whose NICs
+    /// are not connected with each other has such pairs.
     ///
     /// # Errors
     ///
-    /// Fails if node IDs are reserved, duplicate or too few, or if a group member does not exist.
+    /// If node IDs are reserved, duplicate or too few, or if a group member does not exist.
     pub fn compute(topology: &Topology, req: &Request<'_>) -> Result<Self, RouteError> {
         let n = topology.nodes;
         if req.ids.len() != n {
@@ -114,8 +115,8 @@ impl Routes {
                         .map(|from| dimension_order(topology, from, to))
                         .collect()
                 } else {
-                    // Local tables route within a segment, so paths to a node must stay inside its
-                    // segment.
+                    // Local tables route within a segment, so paths to a node must stay inside the
+                    // node's segment.
                     let links = towards(&neighbours, &[to], |i| segments[i] == segments[to]);
                     links.into_iter().map(|l| l.map(|l| (l, 0))).collect()
                 }
@@ -152,8 +153,8 @@ impl Routes {
         })
     }
 
-    /// Returns the link that NIC `from` uses towards NIC `to`, or `None` if they are the same or
-    /// there is no path.
+    /// Returns the link that NIC `from` uses towards NIC `to`. Returns `None` if there is no path
+    /// or if both are the same NIC.
     pub fn first_link(&self, from: usize, to: usize) -> Option<u8> {
         let (s, t) = (
             NodeId(self.ids[from]).segment(),
@@ -166,7 +167,7 @@ impl Routes {
         }
     }
 
-    /// Returns the tables of NIC `nic`. Unicast tables are the same at every inport.
+    /// Returns the tables of NIC `nic`. The unicast tables are equal at all inports.
     pub fn tables(&self, nic: usize) -> Tables {
         let mut t = Tables::default();
         let my_segment = NodeId(self.ids[nic]).segment();
@@ -220,8 +221,8 @@ impl Routes {
         table
     }
 
-    /// Returns true if the branch of the tree that begins at `at`, away from `behind`, has a
-    /// member.
+    /// Returns true if the branch of the tree that begins at `at`, away from `behind`, contains a
+    /// NIC of `members`.
     fn branch_has(&self, at: usize, behind: usize, members: &[bool]) -> bool {
         let mut stack = vec![(at, behind)];
         while let Some((i, from)) = stack.pop() {
@@ -239,8 +240,8 @@ impl Routes {
     }
 }
 
-/// Returns the first link of every NIC towards the nearest of `goal`, over NICs that `allowed`
-/// admits; the lowest link number on a tie.
+/// Returns the first link of every NIC towards the nearest NIC of `goal`. Paths use only NICs for
+/// which `allowed` returns true. If several links are possible, returns the lowest number.
 fn towards(
     neighbours: &Neighbours,
     goal: &[usize],
@@ -269,8 +270,9 @@ fn towards(
     (0..neighbours.len()).map(nearer).collect()
 }
 
-/// Returns link and virtual channel: lowest differing dimension first, the shorter direction on a
-/// ring, upwards on a tie.
+/// Returns link and virtual channel of a route in dimension order. The lowest differing dimension
+/// is first. On a ring, the shorter direction is used, and the upward direction if both are equally
+/// long.
 fn dimension_order(t: &Topology, from: usize, to: usize) -> Option<(u8, u8)> {
     let mut stride = 1;
     for d in &t.dims {
@@ -278,7 +280,7 @@ fn dimension_order(t: &Topology, from: usize, to: usize) -> Option<(u8, u8)> {
         if a != b {
             let up = (b + d.size - a) % d.size;
             let plus = if d.wraps { up <= d.size - up } else { b > a };
-            // Channel 0 while the path still crosses the wrap-around link.
+            // Channel 0 if the path must still cross the wrap-around link.
             let dvc = u8::from(!d.wraps || plus == (b > a));
             return Some((if plus { d.plus } else { d.minus }, dvc));
         }
@@ -287,7 +289,7 @@ fn dimension_order(t: &Topology, from: usize, to: usize) -> Option<(u8, u8)> {
     None
 }
 
-/// Returns the tree links of every NIC; one tree per connected component.
+/// Returns the tree links of every NIC. Each connected component has a separate tree.
 fn spanning_forest(neighbours: &Neighbours) -> Vec<Vec<(u8, usize)>> {
     let mut tree = vec![Vec::new(); neighbours.len()];
     let mut seen = vec![false; neighbours.len()];

@@ -1,4 +1,4 @@
-//! Tests of fabrics without NICs: packets go in, outcomes come out.
+//! Tests of fabrics without NICs. The tests inject packets and check the outcomes.
 
 use super::routes::{Request, Routes};
 use super::topology::{End, Topology};
@@ -31,7 +31,7 @@ pub(super) fn packet(src: u16, dst: Dest, tag: u8) -> Packet {
     }
 }
 
-/// Returns a fabric with all ports enabled and the tables that set-up would write.
+/// Returns a fabric with all ports enabled and the tables that the set-up step would write.
 pub(super) fn fabric(
     t: &Topology,
     cfg: NetConfig,
@@ -82,11 +82,10 @@ pub(super) fn simple(text: &str, cfg: NetConfig) -> Network {
     fabric(&t, cfg, &ids, &BTreeMap::new(), false)
 }
 
-/// Deliveries as (NIC, tag), or events as (NIC, number).
+/// List of deliveries as (NIC, tag), or of events as (NIC, number).
 pub(super) type List = Vec<(usize, u8)>;
 
-/// Runs until no packet can move at time `now`. Returns deliveries as (NIC, tag) and events as
-/// (NIC, number).
+/// Runs until no packet can advance at time `now`. Returns the deliveries and the events.
 pub(super) fn drain(net: &mut Network, now: u64) -> (List, List) {
     let (mut got, mut events) = (Vec::new(), Vec::new());
     for _ in 0..1_000_000 {
@@ -159,7 +158,7 @@ fn graphs() -> impl Strategy<Value = Topology> {
         })
 }
 
-/// Returns the distance in hops from `from` to every NIC; `None` if it can't be reached.
+/// Returns the distance in hops from `from` to every NIC; `None` if a NIC can't be reached.
 fn distances(t: &Topology, from: usize) -> Vec<Option<u32>> {
     let n = t.neighbours();
     let mut dist = vec![None; t.nodes];
@@ -179,8 +178,8 @@ fn distances(t: &Topology, from: usize) -> Vec<Option<u32>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The tables connect every pair on a shortest path, and every packet is delivered and
-    /// accounted exactly once.
+    /// The tables connect every pair of NICs by a shortest path. Every packet is delivered exactly
+    /// once, and its credit returns exactly once.
     #[test]
     fn every_pair_is_reached_on_a_shortest_path(t in prop_oneof![shapes(), graphs()]) {
         let ids: Vec<u16> = (0..t.nodes as u16).map(|i| i * 3 + 1).collect();
@@ -198,7 +197,7 @@ proptest! {
         assert_idle(&net);
     }
 
-    /// Node IDs that are spread over several segments use the global tables.
+    /// Nodes whose IDs are in several segments are reached through the global tables.
     #[test]
     fn segments_are_routed_by_the_global_tables(n in 2usize..12, per in 1usize..5) {
         let t = Topology::parse(&format!("ring:{n}")).unwrap();
@@ -213,8 +212,8 @@ proptest! {
         }
     }
 
-    /// A broadcast reaches each other node exactly once. A group reaches exactly its members, from
-    /// any sender.
+    /// A broadcast reaches each other node exactly once. A multicast to a group reaches exactly the
+    /// members, from any sender.
     #[test]
     fn multicast_reaches_each_member_once(t in prop_oneof![shapes(), graphs()], members: u64, to_sender: bool) {
         let ids: Vec<u16> = (0..t.nodes as u16).collect();
@@ -234,7 +233,7 @@ proptest! {
         assert_idle(&net);
     }
 
-    /// Packets between two nodes stay in order under all link faults except loss at a link that is
+    /// Packets between two nodes stay in order under all link faults except loss on a link that is
     /// down.
     #[test]
     fn damage_and_flaps_keep_packets_whole_and_in_order(
@@ -263,8 +262,7 @@ proptest! {
         prop_assert!(links.iter().all(|l| l.forward.dropped_down + l.backward.dropped_down == 0));
     }
 
-    /// With arbitrary table words all packets are delivered or dropped, and no byte stays
-    /// accounted.
+    /// With arbitrary table words, every packet is delivered or dropped, and its credit returns.
     #[test]
     fn arbitrary_tables_are_survived(
         words in prop::collection::vec((0u32..11, 0u32..3, 0u32..64, prop_oneof![any::<u64>(), 0u64..0x7ff]), 0..200),
@@ -287,7 +285,8 @@ proptest! {
 #[test]
 fn counters_follow_a_packet() {
     let mut net = simple("ring:4", NetConfig::default());
-    // From 0 to 2: two hops upwards; out by link 0 (plus), in by link 1 (minus).
+    // The packet needs two hops upwards from NIC 0 to NIC 2. It leaves by link 0 (plus) and arrives
+    // by link 1 (minus).
     send(&mut net, 0, Dest::Node(NodeId(2)), 1);
     drain(&mut net, 0);
     let read = |nic: usize, at: u32| NetworkRegs::read(&mut *net.regs(nic), at).unwrap();
@@ -403,7 +402,7 @@ fn neighbours_discover_each_other() {
     // The script of HW §15.4 clears the flags and sets the threshold.
     net.regs(0).write(0x46_0020, 0x0180_0000_0000_0003);
     assert_eq!(net.register(0, 0x46_0020), Some(0x0180_0000_0000_0000));
-    // The neighbour gets a new node ID. This side learns it when the neighbour sends it.
+    // The neighbour gets a new node ID. This side receives the ID only when the neighbour sends it.
     net.set_identity(1, 1, 77);
     assert_eq!((net.register(0, 0x46_0018).unwrap() >> 26) & 0xffff, 1);
     net.regs(1).write(0x46_0018, 2);
@@ -439,7 +438,7 @@ fn a_frozen_nic_takes_nothing_and_gives_nothing() {
         send(&mut net, 0, Dest::Node(NodeId(1)), tag);
     }
     assert_eq!(drain(&mut net, 0).0, []);
-    // Packets that do not fit the port wait in the fabric. All of them are kept.
+    // Packets that do not fit into the port wait in the fabric. They are not lost.
     assert_eq!((net.node_stats(1).2, net.node_stats(0).1), (720, 15 * 72));
     assert_eq!(
         net.register(1, 0x9418).unwrap() & 0x700,
@@ -659,7 +658,8 @@ fn bad_node_ids_are_refused() {
 
 const NOBODY: [usize; 0] = [];
 
-/// Takes all pending outcomes. Returns the NICs with event 15.
+/// Processes all pending outcomes. Returns the NICs at which event 15 (barrier released) was
+/// raised.
 fn released(net: &mut Network) -> Vec<usize> {
     let mut nics: Vec<usize> = std::iter::from_fn(|| net.outcome(&mut Tracer::off()))
         .filter_map(|o| match o {
@@ -671,7 +671,8 @@ fn released(net: &mut Network) -> Vec<usize> {
     nics
 }
 
-/// Configures unit `k`: enable, children, parents, arrivals of the host.
+/// Configures barrier unit `k` of a NIC: enabled, with links to children and parents, and with the
+/// number of arrivals of the host.
 fn barrier_unit(net: &mut Network, nic: usize, k: u32, children: u64, parents: u64, hosts: u64) {
     let config = 1 | (children << 1) | (parents << 8) | (hosts << 15);
     net.regs(nic).write(0x45_4000 + 8 * k, config);
@@ -686,7 +687,8 @@ fn arrive(net: &mut Network, nic: usize, k: u32) -> Vec<usize> {
 
 #[test]
 fn a_barrier_waits_for_all_hosts_of_its_tree() {
-    // 0 – 1 – 2 – 3 in a row: 1 is the root, 3 is a child of 2. Links: 0 upwards, 1 downwards.
+    // The NICs are in a row: 0 – 1 – 2 – 3. NIC 1 is the root, and NIC 3 is a child of NIC 2. Link
+    // 0 goes upwards, link 1 downwards.
     let mut net = simple("mesh:4", NetConfig::default());
     let set = |net: &Network, nic| net.register(nic, 0x44_5000).unwrap();
     barrier_unit(&mut net, 1, 5, 0b11, 0, 2);
@@ -703,24 +705,25 @@ fn a_barrier_waits_for_all_hosts_of_its_tree() {
         assert_eq!(arrive(&mut net, 3, 5), NOBODY);
         assert_eq!(set(&net, 3) & 1, 1, "reached");
         assert_eq!(arrive(&mut net, 0, 5), NOBODY);
-        // A repeated arrival counts only if two arrivals are expected.
+        // A second arrival counts only if two arrivals are expected.
         assert_eq!(arrive(&mut net, 0, 5), NOBODY);
         assert_eq!(arrive(&mut net, 1, 5), [0, 1, 2, 3]);
-        // Releases set flag 0 and flag 1 alternately; released_active names the next one.
+        // Releases set flag 0 and flag 1 alternately. `released_active` selects the flag for the
+        // next release.
         let want = if round % 2 == 0 { 0b1010 } else { 0b0100 };
         assert_eq!(
             (0..4).map(|nic| set(&net, nic)).collect::<Vec<_>>(),
             [want; 4]
         );
     }
-    // Other units are unaffected. Signals received over the link are shown until software clears
+    // Other barrier units are unaffected. Flags of received signals stay set until software clears
     // them.
     assert_eq!(net.register(1, 0x44_4000), Some(0));
     let received = 1u64 << (34 + 5);
     assert_eq!(net.register(1, 0x46_0020).unwrap() & received, received);
     net.regs(1).write(0x46_0020, received);
     assert_eq!(net.register(1, 0x46_0020).unwrap() & received, 0);
-    // Reset forgets arrivals.
+    // A reset clears the arrivals of the host.
     arrive(&mut net, 3, 5);
     net.regs(3).write(0x45_4028, 1 << 19);
     net.after_access(3, &mut Tracer::off());
@@ -737,7 +740,7 @@ fn a_barrier_over_a_dead_link_never_releases() {
     assert_eq!(arrive(&mut net, 1, 0), NOBODY);
     net.set_link(0, true, None, &mut Tracer::off());
     assert_eq!(released(&mut net), NOBODY, "the signal is lost");
-    // After a reset both units can start again.
+    // After a reset, both barrier units can start again.
     barrier_unit(&mut net, 0, 0, 1 | (1 << 18), 0, 1);
     net.regs(1).write(0x45_4000, 1 << 19);
     barrier_unit(&mut net, 1, 0, 0, 1, 1);
@@ -747,7 +750,7 @@ fn a_barrier_over_a_dead_link_never_releases() {
 
 #[test]
 fn barrier_trees_with_mistakes_end() {
-    // Cycles, parents that are children, units without anyone to wait for.
+    // The mistakes are cycles, parents that are also children, and units that wait for no arrival.
     let mut net = simple("ring:3", NetConfig::default());
     for nic in 0..3 {
         barrier_unit(&mut net, nic, 0, 0b11, 0b11, 1);

@@ -1,4 +1,4 @@
-//! ATU: address translation, commands, translation cache (HW §11, G17).
+//! Address translation unit (ATU): translation, commands and translation cache (HW §11, G17).
 
 use super::dma::nth;
 use super::random_delay::RandomDelay;
@@ -13,7 +13,7 @@ use wire::ids::{Nla, RegOffset, Vpid};
 use wire::regs::atu::{self as regs, Cnt0, Cnt2, Cnt3, Cnt4, Cnt5, Control};
 use wire::rma::NotificationType;
 
-/// Maximum number of pending commands. If it is exceeded, the oldest command is executed at once.
+/// Maximum number of pending commands. If there are more, the oldest command is executed at once.
 const FIFO: usize = 4096;
 const UNITS: [NotificationType; 3] = [
     NotificationType::Requester,
@@ -24,10 +24,11 @@ const UNITS: [NotificationType; 3] = [
 pub(super) struct Atu {
     tlb: Tlb,
     delay: RandomDelay,
-    /// Pending commands in order, each with its due time.
+    /// Pending commands in order, each with the time in ns at which it is due.
     waiting: VecDeque<(u64, Command)>,
-    /// Translations, and answers, counted since the faults for them were set.
+    /// Number of translations since the fault for translations was set.
     pub(super) translations: u32,
+    /// Number of answers since the fault for answers was set.
     pub(super) answers: u32,
 }
 
@@ -56,8 +57,8 @@ impl Atu {
 }
 
 impl Nic {
-    /// Returns the bus address of an NLA of `vpid` for the sub-unit `by`, or reports a fault and
-    /// returns `None`.
+    /// Returns the bus address for an NLA of `vpid`, on behalf of the RMA sub-unit `by`. If the
+    /// translation fails, reports a fault and returns `None`.
     pub(super) fn translate(
         &mut self,
         by: NotificationType,
@@ -122,8 +123,8 @@ impl Nic {
         to.map(|addr| addr.0).map_err(|fault| fault.to_string())
     }
 
-    /// Reads a GATe. A valid GATe is cached, regardless of the requester. An invalid one is not
-    /// cached, because registering needs no flush (HW §11.3).
+    /// Reads a GATe from host memory. A valid GATe is cached, regardless of the requester. An
+    /// invalid GATe is not cached, because a registration needs no flush (HW §11.3).
     fn fetch_gate(&mut self, nla: NlaParts, env: &mut Env<'_>) -> Result<GatEntry, String> {
         let base = self.gat_base(nla);
         if !base.valid() {
@@ -147,8 +148,8 @@ impl Nic {
         GatBase(self.storage.at(regs::gat(nla.gat().into()).0))
     }
 
-    /// Counts and reports a use of a cached translation that differs from memory. Software may
-    /// cause this while a flush is in progress, never after its notification.
+    /// Counts and reports a use of a cached translation that differs from the GATe in memory. Such
+    /// a use is an error of software, unless a flush is in progress.
     fn check_stale(&mut self, nla: u64, cached: GatEntry, env: &mut Env<'_>) {
         let base = self.gat_base(NlaParts(nla));
         let mut raw = [0; 8];
@@ -246,7 +247,7 @@ impl Nic {
         self.storage.set_at(regs::CNT_3.0, c3.raw());
         self.storage.set_at(regs::CNT_4.0, c4.raw());
         if let Command::Fence(_) = command {
-            // Sub-units answer at once: they translate and access a packet in one call, so no
+            // Sub-units answer at once. They translate and access a packet in one call, so no
             // translation is in use between calls.
             for unit in UNITS {
                 self.rma_count(perf(unit).atu[2], Half::Low, 1);
@@ -255,7 +256,8 @@ impl Nic {
         }
         match (command, self.cfg.atu_notify) {
             (Command::Fence(to), _) => {
-                // The fence orders later writes even if its own answer gets lost.
+                // The fence orders later writes even if an injected fault loses the answer of the
+                // fence.
                 env.host.fence();
                 self.atu_answer(to.0, Stream::Everything, env);
             }
@@ -275,13 +277,14 @@ impl Nic {
         count.cached = self.atu.tlb.len() as u64;
     }
 
-    /// Writes an answer that follows earlier answers and the writes of `after`.
+    /// Writes an answer that follows earlier answers and the earlier writes of stream `after`.
     fn atu_answer(&mut self, to: u64, after: Stream, env: &mut Env<'_>) {
         if nth(&mut self.atu.answers, self.cfg.faults.atu_lose_every) {
             self.counters.atu.lost_answers = self.counters.atu.lost_answers.wrapping_add(1);
             return;
         }
-        // `dma_write` counts and reports a failure; the chip can't signal it.
+        // The result is ignored. `dma_write` counts and reports a failure, and the chip can't
+        // signal a failure.
         env.host.enter(Stream::Answers);
         env.host.enter(after);
         let written = self.dma_write(to, &1u64.to_le_bytes(), env).is_ok();

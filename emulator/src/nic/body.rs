@@ -1,34 +1,34 @@
-//! Content of packets between NICs. The network reads only the envelope.
+//! Content of packets between NICs. The network does not read it.
 
 use crate::env::{Packet, Stream};
 use std::fmt;
 use wire::rma::{Command, Mode, NotifySpec};
 
-/// Payload of a packet.
+/// Content of a packet, by unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {
-    /// VELO message.
+    /// A VELO message.
     Velo(Box<VeloMessage>),
-    /// RMA request or response.
+    /// An RMA request or response.
     Rma(Box<RmaMessage>),
-    /// SMFU request or response.
+    /// An SMFU request or response.
     Smfu(Box<SmfuMessage>),
 }
 
 /// Address space of an SMFU request at the target (HW §12).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SmfuSpace {
-    /// Memory, relative to the base of this interval at the target; `None`: relative to the default
-    /// base.
+    /// Memory. Addresses are relative to the base of this interval at the target, or relative to
+    /// the default base for `None`.
     Memory(Option<u8>),
     /// The register file.
     Registers,
 }
 
-/// A load or store in the shared memory window, or the response to a load.
+/// A load from or a store to the shared memory window, or the response to a load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SmfuMessage {
-    /// Posted write.
+    /// A posted write.
     Write {
         /// Address space of `addr`.
         space: SmfuSpace,
@@ -37,34 +37,34 @@ pub enum SmfuMessage {
         /// Bytes to write.
         data: Vec<u8>,
     },
-    /// Non-posted read.
+    /// A non-posted read.
     Read {
         /// Address space of `addr`.
         space: SmfuSpace,
-        /// Global address.
+        /// Global address (HW §12).
         addr: u64,
-        /// Number of bytes to read; 0: the read only pushes the writes before it.
+        /// Number of bytes to read. A read of 0 bytes only pushes the earlier writes.
         len: u32,
         /// Tag that the response repeats.
         tag: u64,
     },
-    /// Response to a read.
+    /// A response to a read.
     Response {
         /// Tag of the request.
         tag: u64,
-        /// The data; `None` if the target could not read them.
+        /// Data that was read; `None` if the target could not read it.
         data: Option<Vec<u8>>,
     },
 }
 
-/// A VELO message with the identity that the requester wrote into it (HW §9.3).
+/// A VELO message with the identity of its sender (HW §9.3).
 #[derive(Clone, PartialEq, Eq)]
 pub struct VeloMessage {
-    /// Source node, written by the requester.
+    /// Source node ID, which the requester wrote.
     pub src_node: u16,
-    /// Source VPID, written by the requester.
+    /// Source VPID, which the requester wrote.
     pub src_vpid: u16,
-    /// Protection descriptor, written by the requester.
+    /// Protection descriptor, which the requester wrote.
     pub protection: u16,
     /// Destination VPID, 10 bits.
     pub dst_vpid: u16,
@@ -76,13 +76,13 @@ pub struct VeloMessage {
     pub interrupt: bool,
     /// Number of valid bytes of `data`, 1…120.
     pub len: u8,
-    /// Payload. Bytes of the last quadword beyond `len` hold the values that the sender stored
-    /// there.
+    /// Payload. If `len` does not fill the last quadword, the remaining bytes of that quadword are
+    /// those that the sender stored there.
     pub data: [u8; 120],
 }
 
 impl VeloMessage {
-    /// Returns the payload with the length stored in the mailbox: whole quadwords.
+    /// Returns the payload as stored in the mailbox, which contains whole quadwords.
     pub fn padded(&self) -> &[u8] {
         let n = usize::from(self.len).div_ceil(8) * 8;
         &self.data[..n.min(self.data.len())]
@@ -110,22 +110,24 @@ impl fmt::Debug for VeloMessage {
     }
 }
 
-/// RMA request or response. `origin` is the side that posted the descriptor, `peer` the other side.
+/// An RMA request or response. The *origin* is the side that posted the descriptor; the *peer* is
+/// the other side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RmaMessage {
-    /// VPID that posted the descriptor.
+    /// VPID that posted the descriptor at the origin.
     pub origin_vpid: u8,
-    /// VPID named as destination in the descriptor.
+    /// Destination VPID that the descriptor contains.
     pub peer_vpid: u8,
     /// Protection descriptor of the origin VPID.
     pub protection: u16,
-    /// Command code, as notifications report it (HW §10.2). A response carries a response command.
+    /// Command code in the encoding of notifications (HW §10.2). A response has the code of a
+    /// response command.
     pub command: Command,
     /// Notifications that the descriptor requests.
     pub notify: NotifySpec,
-    /// Page options and modifiers as encoded in notifications (HW §10.4).
+    /// Page options and modifiers in the encoding of notifications (HW §10.4).
     pub mode: Mode,
-    /// Content that depends on the command.
+    /// Content whose form depends on the command.
     pub kind: RmaKind,
 }
 
@@ -133,8 +135,8 @@ pub struct RmaMessage {
 /// (HW §10.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// Number that the sending NIC gave the transfer, by which the receiver discards the remaining
-    /// packets of a failed transfer.
+    /// Number that the sending NIC gave to the transfer. After a failure, the receiver uses it to
+    /// discard the remaining packets of the transfer.
     pub transfer: u32,
     /// True for the first packet.
     pub first: bool,
@@ -143,7 +145,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// The part of a transfer that has only one packet.
+    /// Position of the only packet of a transfer.
     pub const WHOLE: Self = Self {
         transfer: 0,
         first: true,
@@ -151,74 +153,75 @@ impl Part {
     };
 }
 
-/// Content of an [`RmaMessage`] that depends on the command.
+/// Content of an [`RmaMessage`], by command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RmaKind {
-    /// Data to write at the peer.
+    /// A packet of a PUT, with data to write at the peer.
     Put {
-        /// Address at the peer for the data of this packet.
+        /// Address at the peer to which the data of this packet is written.
         addr: u64,
         /// Position of the packet in the transfer.
         part: Part,
         /// Bytes to write, or the number of bytes if the requester could not read them. A packet
-        /// without data is the last one of its transfer.
+        /// without data is the last packet of its transfer.
         data: Result<Vec<u8>, u32>,
     },
-    /// Up to 8 bytes from the descriptor to write at the peer.
+    /// An immediate PUT, which writes up to 8 bytes from the descriptor at the peer.
     Immediate {
-        /// Address at the peer.
+        /// Address at the peer to which the bytes are written.
         addr: u64,
         /// Number of bytes, 1…8.
         len: u8,
-        /// Value, little endian.
+        /// Bytes to write, in little-endian order.
         value: u64,
     },
-    /// Notification put.
+    /// A notification PUT.
     Notify {
-        /// Class, [7:0] of notification word 1.
+        /// Class of the notification: bits [7:0] of notification word 1.
         class: u8,
-        /// Notification word 0.
+        /// Value of the notification: notification word 0.
         value: u64,
     },
-    /// Request to read at the peer.
+    /// A request of a GET to read at the peer.
     GetRequest {
-        /// Address at the peer.
+        /// Address at the peer from which the data is read.
         read_addr: u64,
-        /// Address at the origin, echoed in the response.
+        /// Address at the origin to which the data is written. The response repeats it.
         write_addr: u64,
         /// Length in bytes.
         len: u32,
     },
-    /// Response to [`RmaKind::GetRequest`].
+    /// A packet of the response to [`RmaKind::GetRequest`].
     GetResponse {
-        /// Address at the origin for the data of this packet.
+        /// Address at the origin to which the data of this packet is written.
         write_addr: u64,
         /// Position of the packet in the response.
         part: Part,
-        /// The data, or their number of bytes if the responder could not read them (G17). A packet
-        /// without data is the last one.
+        /// Data that was read, or the number of bytes if the responder could not read them (G17). A
+        /// packet without data is the last packet of the response.
         data: Result<Vec<u8>, u32>,
     },
-    /// Fetch-compare-and-add.
+    /// A fetch-compare-and-add request.
     LockRequest {
-        /// True if the completer executes the request, else the responder. Both behave alike (G16).
+        /// True if the completer executes the request, false if the responder does. Both behave
+        /// alike (G16).
         at_completer: bool,
-        /// Lock number, 24 bits.
+        /// Number of the lock, 24 bits.
         number: u32,
         /// Compare operand.
         compare: i32,
         /// Value to add.
         add: i32,
     },
-    /// Response to [`RmaKind::LockRequest`].
+    /// A response to [`RmaKind::LockRequest`].
     LockResponse {
-        /// Lock number, 24 bits.
+        /// Number of the lock, 24 bits.
         number: u32,
-        /// True if the value was changed.
+        /// True if the operation changed the value.
         success: bool,
-        /// Value after the operation.
+        /// Value of the lock after the operation.
         value: i32,
-        /// Error bits for the notification, which name the unit that failed.
+        /// Error bits for the notification. They tell which unit failed.
         error: u8,
     },
 }
@@ -232,7 +235,7 @@ impl RmaMessage {
         )
     }
 
-    /// Returns a copy with a placeholder as `kind`.
+    /// Returns a copy whose `kind` is a placeholder.
     pub(super) fn bare(&self) -> Self {
         Self {
             kind: RmaKind::Notify { class: 0, value: 0 },
@@ -242,8 +245,8 @@ impl RmaMessage {
 }
 
 impl Packet {
-    /// Returns the stream of the writes that this packet causes at its target, besides the streams
-    /// of receive queues.
+    /// Returns the stream of the writes that this packet causes at its target. Writes to receive
+    /// queues have additional streams.
     pub(super) fn stream(&self) -> Option<Stream> {
         match &self.body {
             Body::Velo(_) => None,

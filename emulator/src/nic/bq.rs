@@ -13,24 +13,25 @@ use wire::ids::{RegOffset, Unit, Vpid};
 use wire::regs::{rma_bq, velo_bq};
 
 const QUEUES: usize = 256;
-/// Bit `enable` of the time-out registers (HW §9.3, §10.7).
+/// Bit `enable` of the timeout registers (HW §9.3, §10.7).
 const TIMEOUT_ENABLE: u64 = 1 << 32;
 
-/// First VPID reserved for the kernel (HW §4.2).
+/// Lowest VPID that is reserved for the kernel (HW §4.2).
 const KERNEL: u8 = Vpid::USER_END.get() as u8;
 
-/// Content for a queue.
+/// An item to store in a queue.
 pub(super) enum Item {
-    /// VELO message: one slot, or up to three small ones.
+    /// A VELO message, which uses one slot, or up to three small slots.
     Message(Box<VeloMessage>),
-    /// Forged last two words of a mailbox slot, with an interrupt.
+    /// Last two words of a forged mailbox slot, which raises an interrupt.
     Slot([u64; 2]),
-    /// RMA notification, and true to raise an interrupt.
+    /// An RMA notification, and true to raise an interrupt.
     Notification([u64; 2], bool),
 }
 
 impl Item {
-    /// Returns the approximate memory that holding the item costs the emulator, in bytes.
+    /// Returns the approximate number of bytes of the emulator's memory that the item uses while it
+    /// is held.
     fn cost(&self) -> u64 {
         match self {
             Item::Message(_) => 256,
@@ -41,12 +42,13 @@ impl Item {
 
 struct Held {
     item: Item,
-    /// Time of the item's arrival, or of the removal of the item before it, whichever is later.
+    /// Time in ns at which the item arrived, or at which the item before it was removed, whichever
+    /// is later.
     since_ns: u64,
-    /// Credit of the sender of the item's packet.
+    /// Credit of the sender that the item's packet uses.
     receipt: Option<Receipt>,
-    /// Stream of that packet, because the item follows the data of its transfer, however long it
-    /// waited.
+    /// Stream of the item's packet. The item stays behind the data of its transfer even if it waits
+    /// for long.
     stream: Option<Stream>,
 }
 
@@ -60,9 +62,9 @@ struct Queue {
     lwp: u32,
     lrp: u32,
     rp: u64,
-    /// Full flag of [`FullRule::FlagOnEqual`].
+    /// Flag of [`FullRule::FlagOnEqual`] that the queue is full.
     full: bool,
-    /// True after a time-out until a slot becomes free: new items are dropped at once.
+    /// True after a timeout until a slot becomes free. New items are dropped at once in that time.
     timed_out: bool,
     layout: Option<Box<Layout>>,
     hold: VecDeque<Held>,
@@ -86,12 +88,12 @@ enum Room {
     Never,
 }
 
-/// Queues of one unit.
+/// State of all queues of a unit.
 pub(super) struct BufferQueues {
     unit: Unit,
     general: u64,
     queues: Vec<Queue>,
-    /// All held items with [`HoldScope::Unit`], in order of arrival.
+    /// All held items in order of arrival, if the scope is [`HoldScope::Unit`].
     hold: VecDeque<(u8, Held)>,
     held_cost: u64,
     held: usize,
@@ -122,7 +124,7 @@ impl BufferQueues {
         self.held
     }
 
-    /// Returns the earliest `since_ns` of the items that wait in front.
+    /// Returns the earliest `since_ns` of the items that are first in their queue.
     fn oldest(&self) -> Option<u64> {
         if self.held == 0 {
             return None;
@@ -155,7 +157,7 @@ impl BufferQueues {
     }
 }
 
-/// Registers of a queue.
+/// Registers of one queue.
 enum Reg {
     General,
     Ub,
@@ -247,7 +249,7 @@ impl Nic {
                 q.layout = None;
                 q.timed_out = false;
                 if q.valid() {
-                    // Held items were for the previous queue.
+                    // The held items were for the previous queue.
                     self.drop_held(unit, vpid, env);
                 } else {
                     self.forget_interrupt(unit, vpid);
@@ -286,7 +288,8 @@ impl Nic {
         true
     }
 
-    /// Discards the segment layouts, because slot sizes changed and segments must be checked again.
+    /// Discards the segment layouts after a change of the slot sizes. The segments are checked
+    /// again at the next use.
     pub(super) fn forget_layouts(&mut self, unit: Unit) {
         for q in &mut self.queues[unit as usize].queues {
             q.layout = None;
@@ -325,7 +328,7 @@ impl Nic {
         }
     }
 
-    /// Stores or drops the item. Returns it if it has to wait.
+    /// Stores or drops the item. Returns the item if it must wait.
     fn try_store(&mut self, unit: Unit, vpid: u8, item: Item, env: &mut Env<'_>) -> Option<Item> {
         let slots = match &item {
             Item::Message(m) => self.velo_slot_size().slots_for(m.len.into()),
@@ -370,8 +373,8 @@ impl Nic {
         if stored.is_err() {
             self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
         }
-        // Writes are posted: after a failed one the chip still advances its pointer and raises the
-        // interrupt.
+        // Writes are posted, so after a failed write the chip still advances its pointer and raises
+        // the interrupt.
         let stored = stored.is_ok() && lost == 0;
         let q = self.queue(unit, vpid);
         q.lwp = ((u64::from(q.lwp) + u64::from(slots)) % q.slots()) as u32;
@@ -410,8 +413,8 @@ impl Nic {
             .map_err(drop)
     }
 
-    /// Reports slots whose status word software did not clear before it returned them (HW §7,
-    /// §9.5). Queues of user processes are not checked, because the kernel does not control them.
+    /// Reports slots that software returned without clearing their status word (HW §7, §9.5).
+    /// Queues of user processes are not checked, because the kernel does not control them.
     fn check_slots(&mut self, unit: Unit, vpid: u8, at: &[u64], env: &mut Env<'_>) {
         if vpid < KERNEL || !self.bus_master {
             return;
@@ -432,7 +435,7 @@ impl Nic {
         self.diagnose(env, text);
     }
 
-    /// Counts a queue error and raises the event for it.
+    /// Counts an error of a queue and raises the event for it.
     fn queue_error(&mut self, unit: Unit, vpid: u8, set: impl Fn(General) -> General) {
         let word = &mut self.queues[unit as usize].general;
         let g = General(*word);
@@ -449,7 +452,7 @@ impl Nic {
         self.diagnose(env, || format!("{unit} queue of VPID {vpid}: {}", why()));
     }
 
-    /// Returns true if an item of `slots` slots has to wait because of
+    /// Returns true if an item of `slots` slots must wait because of the fault
     /// [`super::Faults::queue_full`].
     fn forced_full(&self, unit: Unit, vpid: u8, slots: u32) -> bool {
         let q = &self.queues[unit as usize].queues[usize::from(vpid)];
@@ -475,8 +478,8 @@ impl Nic {
         };
         *holding = held;
         *total = total.wrapping_add(new.into());
-        // Counts also without the fault of this NIC, because requesters of other NICs read the
-        // value.
+        // Items are counted even if this NIC does not inject the fault, because requesters of other
+        // NICs read the count.
         let node = self.info.node_id();
         let n = self.tx.pressure.waiting(node, unit, vpid);
         let n = i64::from(n)
@@ -523,7 +526,7 @@ impl Nic {
         self.count_held(unit, vpid, -1, false);
     }
 
-    /// Stores a held item like [`Nic::try_store`].
+    /// Stores a held item as [`Nic::try_store`] does.
     fn try_release(&mut self, unit: Unit, vpid: u8, held: Held, env: &mut Env<'_>) -> Option<Held> {
         let Held {
             item,
@@ -546,14 +549,14 @@ impl Nic {
         })
     }
 
-    /// Returns true if held items of the queue of `vpid` can't be delivered because the queue is
+    /// Returns true if the held items of the queue of `vpid` can't be stored because the queue is
     /// closed.
     fn is_stuck(&self, unit: Unit, vpid: u8) -> bool {
         let queue = &self.queues[unit as usize].queues[usize::from(vpid)];
         self.cfg.hold_closed == HoldClosed::Keep && !(queue.valid() && self.accepts(unit, vpid))
     }
 
-    /// Drops or keeps the held items of a queue that is closed.
+    /// Drops or keeps the held items of a closed queue, depending on the options.
     pub(super) fn close_held(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         match self.cfg.hold_closed {
             HoldClosed::Drop => self.drop_held(unit, vpid, env),
@@ -561,7 +564,7 @@ impl Nic {
         }
     }
 
-    /// Delivers held items of the queue of `vpid` until it is full.
+    /// Stores held items of the queue of `vpid` until the queue is full.
     fn release(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         if self.queues[unit as usize].held == 0 {
             return;
@@ -594,8 +597,8 @@ impl Nic {
         }
     }
 
-    /// Restarts the time-out of the items that are now in front, because they waited behind others
-    /// until now.
+    /// Restarts the timeout of the items that are now first in their queue, because until now they
+    /// waited behind other items.
     fn hold_moved(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         let now = env.host.now_ns();
         let all = &mut self.queues[unit as usize];
@@ -630,7 +633,8 @@ impl Nic {
         taken
     }
 
-    /// Drops the held items of the queue of `vpid`, so that a closed queue blocks no others.
+    /// Drops the held items of the queue of `vpid`, so that a closed queue does not block other
+    /// queues.
     pub(super) fn drop_held(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         if self.queues[unit as usize].held == 0 {
             return;
@@ -645,7 +649,7 @@ impl Nic {
         if led {
             self.hold_moved(unit, vpid, env);
         }
-        // Items of other queues may have waited behind the dropped ones.
+        // Items of other queues may have waited behind the dropped items.
         self.release(unit, vpid, env);
     }
 
@@ -655,8 +659,8 @@ impl Nic {
         self.queues[unit as usize].held_cost >= self.cfg.hold_buffer_bytes
     }
 
-    /// Returns the time in ns that a full queue may block, from the time-out register of the unit
-    /// (HW §9.3, §10.7).
+    /// Returns the time in ns for which a full queue may block the unit, from the unit's timeout
+    /// register (HW §9.3, §10.7).
     fn hold_time(&self, unit: Unit) -> Option<u64> {
         let at = match unit {
             Unit::Velo => wire::regs::velo::TIMEOUT,
@@ -668,15 +672,15 @@ impl Nic {
         self.cfg.hold_time_ns.or(programmed)
     }
 
-    /// Returns the time at which the next full queue times out, because it has accepted no item for
-    /// [`Nic::hold_time`] (HW §9.6).
+    /// Returns the time at which the next full queue times out. A queue times out when it has
+    /// accepted no item for [`Nic::hold_time`] (HW §9.6).
     pub(super) fn hold_deadline(&self, unit: Unit) -> Option<u64> {
         let oldest = self.queues[unit as usize].oldest()?;
         Some(oldest.saturating_add(self.hold_time(unit)?))
     }
 
-    /// Unblocks the unit from queues that have accepted no item for the time-out: drops the held
-    /// items, and further ones until a slot becomes free (MODEL decision).
+    /// Handles queues that have timed out, so that they no longer block the unit. Drops their held
+    /// items, and all further items until a slot becomes free (MODEL decision).
     pub(super) fn expire_holds(&mut self, now_ns: u64, env: &mut Env<'_>) {
         for unit in [Unit::Velo, Unit::Rma] {
             while self.hold_deadline(unit).is_some_and(|at| at <= now_ns) {
@@ -705,7 +709,7 @@ impl Nic {
                     self.drop_late(unit, vpid);
                 }
                 self.hold_moved(unit, vpid, env);
-                // Items of other queues may have waited behind the dropped ones.
+                // Items of other queues may have waited behind the dropped items.
                 self.release(unit, vpid, env);
             }
         }
@@ -720,7 +724,7 @@ impl Nic {
         *word = g.with_error_queue(vpid).with_error_count(count).raw();
     }
 
-    /// Returns the slot size that VELO uses now.
+    /// Returns the slot size that VELO currently uses.
     pub(super) fn velo_slot_size(&self) -> wire::velo::SlotSize {
         if self.velo.slots_128 {
             wire::velo::SlotSize::B128

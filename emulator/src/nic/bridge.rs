@@ -1,9 +1,9 @@
-//! PCIe bridge in root-port mode: packets to and from the device behind the NIC, and the backdoor
-//! (HW §14, G20).
+//! PCIe bridge of a NIC in root-port mode. It exchanges packets with the device behind the NIC, and
+//! has a backdoor (HW §14, G20).
 //!
-//! Packets of the device are routed like accesses of a host, by the HTAX intervals of this NIC.
-//! Requests of the network for this node's memory go to the device. Software accesses the device's
-//! configuration space through backdoor registers.
+//! The HTAX intervals of this NIC route packets of the device like accesses of a host. Requests
+//! from the network for this node's memory go to the device. Software accesses the device's
+//! configuration space through the backdoor registers.
 
 use super::htax::Route;
 use super::smfu::Sink;
@@ -24,26 +24,26 @@ use wire::tlp::{words, Bdf, CfgType, Kind, Span};
 const SELF: Bdf = Bdf(0);
 /// Capacity of the receive FIFO in packets.
 const FIFO: usize = 64;
-/// Maximum number of packets that one call moves. The next call moves the remaining ones.
+/// Maximum number of packets that one call moves. The next call moves the remaining packets.
 const ROUNDS: usize = 65_536;
 
-/// Read of the device that waits for the network.
+/// A read by the device that waits for the network.
 pub(super) struct DeviceRead {
     requester: Bdf,
     tag: u8,
     span: Span,
 }
 
-/// Read of the network that waits for the device.
+/// A read from the network that waits for the device.
 struct Serving {
     to: Requester,
-    /// Number of chunks that are not complete.
+    /// Number of chunks of the read that are not complete.
     left: u32,
-    /// Data read so far; `None` once a chunk failed.
+    /// Data that was read so far; `None` after a chunk has failed.
     data: Option<Vec<u8>>,
 }
 
-/// Request to the device for one chunk of a [`Serving`].
+/// A request to the device for one chunk of a [`Serving`].
 struct Asked {
     serving: u64,
     offset: usize,
@@ -51,13 +51,14 @@ struct Asked {
     deadline_ns: u64,
 }
 
-/// The receive FIFO.
+/// Receive FIFO of the backdoor.
 #[derive(Default)]
 struct Fifo {
-    /// Number of quadwords of each packet whose `info` was not read.
+    /// Number of quadwords of each packet whose `info` software has not read.
     infos: VecDeque<u8>,
     data: VecDeque<u64>,
-    /// Number of quadwords read of the first packet, for [`BackdoorInfoRead::Peek`].
+    /// Number of quadwords of the first packet that software has read, for
+    /// [`BackdoorInfoRead::Peek`].
     taken: u8,
 }
 
@@ -73,7 +74,7 @@ pub(super) struct Bridge {
 }
 
 impl Bridge {
-    /// Resets the chip's side and the device.
+    /// Resets the bridge of the chip and the device.
     pub(super) fn reset(&mut self) {
         let mut device = self.device.take();
         if let Some(device) = &mut device {
@@ -91,7 +92,7 @@ impl Bridge {
         asked.chain(device).min()
     }
 
-    /// Returns true if packets wait to be moved.
+    /// Returns true if packets are waiting to be moved.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         !self.to_device.is_empty()
@@ -100,7 +101,7 @@ impl Bridge {
     }
 }
 
-/// Classes of packets that the receive side distinguishes.
+/// Class of a packet, which the configuration of the receive side distinguishes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     MemWrite,
@@ -134,8 +135,8 @@ impl Class {
         }
     }
 
-    /// Returns two flags of the configuration: the FIFO receives all packets of this class, or
-    /// those that no interval maps.
+    /// Returns two flags of the configuration. The first is true if the FIFO receives all packets
+    /// of this class; the second is true if the FIFO receives the packets that no interval maps.
     fn to_fifo(self, cfg: PcieToHtocCfg) -> (bool, bool) {
         match self {
             Self::MemWrite => (cfg.regfwd_memwr_all(), cfg.regfwd_memwr_cantmap()),
@@ -148,7 +149,7 @@ impl Class {
     }
 }
 
-/// Result of a packet from the device.
+/// Result of the processing of a packet from the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Forwarded,
@@ -157,7 +158,7 @@ enum Fate {
 }
 
 impl Nic {
-    /// Puts the NIC into root-port mode with this device attached.
+    /// Puts the NIC into root-port mode and attaches this device.
     pub fn attach(&mut self, device: Box<dyn Endpoint>) {
         self.bridge.device = Some(device);
     }
@@ -171,7 +172,7 @@ impl Nic {
         PcieToHtocCfg(self.storage.at(regs::PCIE_TO_HTOC_CFG.0))
     }
 
-    /// Moves packets until none is left, up to [`ROUNDS`].
+    /// Moves packets until no packet is left or [`ROUNDS`] packets have been moved.
     pub(super) fn run_bridge(&mut self, env: &mut Env<'_>) {
         for _ in 0..ROUNDS {
             if let Some(packet) = self.bridge.from_device.pop_front() {
@@ -205,7 +206,7 @@ impl Nic {
         }
     }
 
-    /// Runs the device if it is due, and fails reads that it did not answer in time.
+    /// Runs the device if it is due. Fails reads that the device did not answer in time.
     pub(super) fn bridge_tick(&mut self, now_ns: u64, env: &mut Env<'_>) {
         let device = self.bridge.device.as_ref();
         if device
@@ -243,14 +244,14 @@ impl Nic {
         self.bridge.to_device.push_back(packet);
     }
 
-    /// Writes to the device for the network.
+    /// Performs a write from the network to the device.
     pub(super) fn bridge_write(&mut self, addr: u64, data: &[u8]) {
         for packet in PciePacket::writes(SELF, addr, data) {
             self.send_to_device(packet);
         }
     }
 
-    /// Reads from the device for the network. Tag 0 stays free for the backdoor.
+    /// Performs a read from the network at the device. Tag 0 stays free for the backdoor.
     pub(super) fn bridge_read(&mut self, to: Requester, addr: u64, len: u32, env: &mut Env<'_>) {
         let parts: Vec<(u32, u32)> = match len {
             0 => vec![(0, 0)],
@@ -301,7 +302,8 @@ impl Nic {
         }
     }
 
-    /// Processes a chunk of a read of the network; `bytes` is `None` if it failed.
+    /// Processes a completed chunk of a read from the network; `bytes` is `None` if the chunk
+    /// failed.
     fn bridge_served(
         &mut self,
         serving: u64,
@@ -328,7 +330,7 @@ impl Nic {
         }
     }
 
-    /// Answers a read of the device; `data` is `None` if the network did not answer it.
+    /// Answers a read by the device; `data` is `None` if the network did not answer it.
     pub(super) fn bridge_read_done(&mut self, read: &DeviceRead, data: Option<&[u8]>) {
         let to = (read.requester, read.tag);
         for packet in PciePacket::read_answers(SELF, to, read.span, data) {
@@ -360,14 +362,14 @@ impl Nic {
         self.count_received(class, fate);
     }
 
-    /// Returns true if registers `interrupt_0/1` identify this address as an interrupt.
+    /// Returns true if the registers `interrupt_0/1` identify this address as an interrupt.
     fn is_interrupt(&self, addr: u64) -> bool {
         let mask = self.storage.at(regs::PCIE_TO_HTOC_INTERRUPT_1.0);
         let want = self.storage.at(regs::PCIE_TO_HTOC_INTERRUPT_0.0);
         mask != 0 && addr & mask == want & mask
     }
 
-    /// Performs a request of the device. Returns `false` if no target exists.
+    /// Performs a request of the device. Returns `false` if the request has no target.
     fn forward(&mut self, packet: &PciePacket, env: &mut Env<'_>) -> bool {
         match packet.tlp.kind {
             Kind::MemWrite { span, .. } => {
@@ -430,7 +432,7 @@ impl Nic {
         }
     }
 
-    /// Drops a packet without a target, and answers it if the device waits for an answer.
+    /// Drops a packet without a target. If the device waits for an answer, answers with an error.
     fn refuse(&mut self, packet: &PciePacket, env: &mut Env<'_>) {
         let write = matches!(packet.tlp.kind, Kind::MemWrite { .. });
         match packet.tlp.kind {
@@ -523,7 +525,8 @@ impl Nic {
         Fate::Stored
     }
 
-    /// Reads a FIFO register. Reading removes the value (HW §14), except from `INFO` with `Peek`.
+    /// Reads a FIFO register. Reading removes the value (HW §14). With `Peek`, reading `INFO` does
+    /// not.
     pub(super) fn bridge_reg_read(&mut self, offset: RegOffset) -> Option<u64> {
         let peek = self.cfg.backdoor_info_read == BackdoorInfoRead::Peek;
         let fifo = &mut self.bridge.fifo;
@@ -577,7 +580,7 @@ impl Nic {
         true
     }
 
-    /// Injects the packet that software has written to the backdoor registers.
+    /// Sends the packet that software has written to the backdoor registers.
     fn backdoor_send(&mut self, payload: u8, env: &mut Env<'_>) {
         let n = (words::HEADER + usize::from(payload)).min(words::MAX);
         let raw: Vec<u64> = (0..n as u32)
@@ -587,7 +590,7 @@ impl Nic {
         let (mut tlp, len) = match words::unpack(&raw, &mut data) {
             Ok(found) if self.is_root_port() => found,
             other => {
-                // The packet is malformed, or goes to a host, which does not answer it (G20).
+                // The packet is malformed, or its target is a host, which does not answer it (G20).
                 let at = regs::HTOC_TO_PCIE_NP_COUNTER.0;
                 let c = ForwardCounter(self.storage.at(at));
                 let c = c.with_disc_pkts(c.disc_pkts().wrapping_add(1));

@@ -1,13 +1,13 @@
-//! Bus accesses of the NIC: host memory and interrupts.
+//! Bus accesses of the NIC to host memory, and interrupts.
 
 use super::{LoseWrite, LossyRing, Nic};
 use crate::env::{DmaFault, Env, TraceEvent};
 use std::ops::RangeInclusive;
 
-/// Addresses at which a posted write from the network becomes an interrupt (G26).
+/// Address range in which a posted write from the network becomes an interrupt (G26).
 pub(super) const MSI_RANGE: RangeInclusive<u64> = 0xFD_0000_0000..=0xFD_FFFF_FFFF;
 
-/// Increments `count`. Returns true on every `every`-th call; `every` 0 counts as 1.
+/// Increments `count`. Returns true on every `every`-th call; 0 counts as 1.
 pub(super) fn nth(count: &mut u32, every: Option<u32>) -> bool {
     every.is_some_and(|every| {
         *count = count.wrapping_add(1);
@@ -92,8 +92,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Returns the slots of an item of `slots` slots that the bus loses, one bit each
-    /// ([`super::Faults::lose_writes`]).
+    /// Returns the slots of an item of `slots` slots that the bus loses because of
+    /// [`super::Faults::lose_writes`]. Each slot is one bit.
     pub(super) fn lost_slots(&mut self, ring: LossyRing, vpid: u8, slots: u32) -> u8 {
         let list = &mut self.cfg.faults.lose_writes;
         let hit = |l: &LoseWrite| {
@@ -114,14 +114,15 @@ impl Nic {
         slot.map_or(u8::MAX, |s| 1 << s)
     }
 
-    /// Reads one quadword.
+    /// Reads one quadword of host memory.
     pub(super) fn dma_read_qw(&mut self, addr: u64, env: &mut Env<'_>) -> Result<u64, DmaFault> {
         let mut raw = [0; 8];
         self.dma_read(addr, &mut raw, env)?;
         Ok(u64::from_le_bytes(raw))
     }
 
-    /// Performs a posted write that came from the network: to memory, or as an interrupt (G26).
+    /// Performs a posted write that came from the network: a write to memory, or an interrupt
+    /// (G26).
     pub(super) fn posted_write(
         &mut self,
         addr: u64,

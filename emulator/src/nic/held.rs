@@ -1,5 +1,5 @@
-//! Accesses to other devices of the host that are still pending: loads, stores, and the credit of
-//! packets whose stores have not ended.
+//! Pending accesses to other devices of the host: loads, stores, and the credit of packets whose
+//! stores have not ended.
 
 use super::rma_mem::{FaultKind, Source};
 use super::smfu_target::Requester;
@@ -19,11 +19,11 @@ enum Waiter {
 /// Pending accesses to other devices.
 #[derive(Default)]
 pub(super) struct Held {
-    /// Loads by the number that the host assigned.
+    /// Pending loads, by the number that the host assigned.
     loads: BTreeMap<u64, Waiter>,
-    /// Credit of packets that caused stores to other devices, in order of arrival. Each has the
-    /// number of stores that the host had counted after the packet. The credit is returned when
-    /// that number of stores has ended.
+    /// Credit of packets that caused stores to other devices, in order of arrival. The number is
+    /// the host's count of stores after the packet. The credit returns when that number of stores
+    /// has ended.
     credit: VecDeque<(u64, Receipt)>,
 }
 
@@ -37,7 +37,8 @@ impl Waiter {
 }
 
 impl Nic {
-    /// Begins a load for another node. Returns `false` if `addr` is host memory.
+    /// Begins a load from another device for another node. Returns `false` if `addr` is host
+    /// memory.
     pub(super) fn load_for_smfu(
         &mut self,
         to: Requester,
@@ -55,8 +56,8 @@ impl Nic {
         true
     }
 
-    /// Begins a load into `source` at `offset` for a transfer. Returns `false` if `addr` is host
-    /// memory.
+    /// Begins a load from another device into `source` at `offset` for an RMA transfer. Returns
+    /// `false` if `addr` is host memory.
     pub(super) fn load_for_rma(
         &mut self,
         source: &mut Source,
@@ -89,10 +90,10 @@ impl Nic {
     }
 
     /// Processes the end of a load from another device ([`crate::env::Host::begin_load`]); `data`
-    /// is `None` if it failed.
+    /// is `None` if the load failed.
     pub fn loaded(&mut self, number: u64, data: Option<Vec<u8>>, env: &mut Env<'_>) {
         let Some(waiter) = self.held.loads.remove(&number) else {
-            // The chip was reset after the load began.
+            // The chip was reset after the load had begun.
             return;
         };
         match &data {
@@ -110,8 +111,8 @@ impl Nic {
         self.settle(env);
     }
 
-    /// Counts a failed store to another device. The store was posted, so the chip does nothing
-    /// else.
+    /// Counts a failed store to another device. The store was posted, so the chip does not react
+    /// otherwise.
     pub fn store_failed(&mut self, addr: u64, len: usize, env: &mut Env<'_>) {
         self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
         self.dma_failed(true, DmaFault { addr, len }, env);
@@ -121,22 +122,22 @@ impl Nic {
     pub fn stores_ended(&mut self, env: &mut Env<'_>) {
         let (made, done) = env.host.device_writes();
         let all = made == done;
-        // A store that is rejected later never counts as done, so an empty pipeline (`all`) returns
-        // all credit.
+        // A store that is rejected later never counts as done. Therefore all credit returns when no
+        // store is pending (`all`).
         let over = |first: Option<&(u64, Receipt)>| first.is_some_and(|(n, _)| all || *n <= done);
         while over(self.held.credit.front()) {
             self.held.credit.pop_front();
         }
     }
 
-    /// Returns true if the credit of any packet is held.
+    /// Returns true if this NIC holds the credit of any packet.
     #[inline]
     pub(super) fn holds_credit(&self) -> bool {
         !self.held.credit.is_empty()
     }
 
-    /// Holds the credit of the packet being received if it caused stores to other devices; `before`
-    /// is the number of stores before it.
+    /// Holds the credit of the packet being received if it caused stores to other devices. `before`
+    /// is the number of stores before the packet.
     pub(super) fn hold_credit(&mut self, before: u64, env: &mut Env<'_>) {
         let (made, done) = env.host.device_writes();
         if made != before && made != done {
@@ -146,7 +147,7 @@ impl Nic {
         }
     }
 
-    /// Returns node and tag of the SMFU load of another node that waits for device load `load`.
+    /// Returns node and tag of the SMFU load for which the device load `load` was begun.
     pub fn requester(&self, load: u64) -> Option<(u16, u64)> {
         self.held.loads.get(&load).and_then(Waiter::requester)
     }

@@ -1,4 +1,4 @@
-//! HTAX bridge: routing of host accesses to the units (HW §5).
+//! HTAX bridge, which routes host accesses to the units (HW §5).
 
 use super::{Nic, Te};
 use wire::ids::RegOffset;
@@ -16,28 +16,28 @@ const PORT_RF: u16 = 0x008;
 const PORT_VELO: u16 = 0x010;
 const PORT_RMA: u16 = 0x020;
 const PORT_SMFU: u16 = 0x100;
-/// Second-level target of the remote node's register file.
+/// Second-level target that selects the register file of a remote node.
 const TARGET_RF: u8 = 3;
 
 /// Target of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
-    /// Register file, byte offset.
+    /// Register file, at this byte offset.
     Rf(u32),
-    /// VELO requester pages.
+    /// VELO requester pages, at this byte offset.
     Velo(u32),
-    /// RMA requester pages.
+    /// RMA requester pages, at this byte offset.
     Rma(u32),
-    /// SMFU window: host address, and true for the remote register file.
+    /// SMFU window, at this host address; `remote_rf` is true for a remote register file.
     Smfu { addr: u64, remote_rf: bool },
-    /// The default port without a unit: reads as 0.
+    /// Address of the default port that no unit has. It reads as 0.
     Unmapped,
-    /// A port without a unit for host accesses.
+    /// Port that has no unit for host accesses.
     Discard,
 }
 
 impl Route {
-    /// Returns the target `offset` bytes further on.
+    /// Returns the target that is `offset` bytes behind this target.
     pub(super) fn at(self, offset: u64) -> Self {
         let n = offset as u32;
         match self {
@@ -89,7 +89,7 @@ impl Htax {
         }
     }
 
-    /// Returns port and one-hot unit of the interval that contains an address.
+    /// Returns the port and the one-hot unit of the interval that contains an address.
     #[inline]
     fn find(&self, addr: u64, write: bool) -> Option<(u16, u8)> {
         let page = addr >> 12;
@@ -102,7 +102,8 @@ impl Htax {
         })
     }
 
-    /// Routes an access of the device behind a root port. Returns `None` if no interval maps it.
+    /// Routes an access by the device behind a root port. Returns `None` if no interval contains
+    /// the address.
     pub(super) fn route_addr(&mut self, addr: u64, write: bool) -> Option<Route> {
         self.count(write);
         if !General(self.general).enable() {
@@ -129,8 +130,8 @@ impl Htax {
                 return Self::unit(general.default_port_oh(), general.default_port(), addr);
             }
         }
-        // Default port: the register file covers its part of BAR 0, and the remaining addresses are
-        // unmapped (G3).
+        // The default port has the register file in the first bytes of BAR 0. The remaining
+        // addresses are unmapped (G3).
         match u32::try_from(offset) {
             Ok(offset) if bar == 0 && offset < super::RF_SIZE => Route::Rf(offset),
             _ => Route::Unmapped,
@@ -194,7 +195,7 @@ impl Htax {
 }
 
 impl Nic {
-    /// Counts an access that no unit accepts, and raises its event.
+    /// Counts an access that no unit accepts, and raises the event for it.
     pub(super) fn htax_discard(&mut self, write: bool) {
         let c = DiscardedCounter(self.htax.discarded);
         let c = if write {

@@ -1,4 +1,4 @@
-//! `info_rf`: identity, scratchpads, time stamp counter, timer (HW §4, G25, G27).
+//! Register file `info_rf`: identity, scratchpads, time stamp counter and timer (HW §4, G25, G27).
 
 use super::{Nic, NicConfig, Te, WriteCombining};
 use crate::env::Env;
@@ -43,7 +43,7 @@ impl Info {
         }
     }
 
-    /// Returns the state after a reset that preserves the network.
+    /// Returns the state after a reset that does not affect the network.
     pub(super) fn kept(mut self) -> Self {
         self.timer = 0;
         self.timer_next = None;
@@ -82,7 +82,7 @@ impl Info {
         self.timer_next = self.period_ns().map(|ns| now_ns.saturating_add(ns));
     }
 
-    /// Returns true if the timer expired. Several missed expirations count as one.
+    /// Returns true if the timer has expired. Several missed expirations count as one.
     fn expire(&mut self, now_ns: u64) -> bool {
         if self.timer_next.is_none_or(|at| now_ns < at) {
             return false;

@@ -4,15 +4,15 @@ use super::Nic;
 use crate::env::Env;
 use wire::regs::rma::{self as regs, LockCfg};
 
-/// Result of a lock operation: true if the value changed, and the value afterwards.
+/// Result of a lock operation: true if the value changed, and the value after the operation.
 pub(super) struct Locked {
     pub(super) success: bool,
     pub(super) value: i32,
 }
 
 impl Nic {
-    /// Adds `add` to lock `number` of `vpid` if its value is less than or equal to `compare`.
-    /// Returns `None` if the lock does not exist or its memory can't be read.
+    /// Adds `add` to lock `number` of `vpid` if the value of the lock is less than or equal to
+    /// `compare`. Returns `None` if the lock does not exist or its memory can't be read.
     pub(super) fn lock(
         &mut self,
         vpid: u8,

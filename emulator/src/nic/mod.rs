@@ -1,7 +1,8 @@
-//! One Tourmalet NIC: its reaction to accesses of its host, packets from the network, and timers.
+//! Model of one Tourmalet NIC: its reaction to accesses of its host, packets from the network, and
+//! timers.
 //!
-//! [`Nic`] owns all state of the chip but does no I/O. Each call passes host memory, interrupts,
-//! the network and the time in an [`Env`]. Each functional unit has its own file with the unit's
+//! [`Nic`] owns all state of the chip, but does no I/O. Each call passes host memory, interrupts,
+//! the network and the time in an [`Env`]. Each functional unit has a separate file with the unit's
 //! state and an `impl Nic` with its behaviour. Hardware facts are cited as HW §n, decisions of this
 //! project about gaps in the sources as G n.
 //!
@@ -9,12 +10,13 @@
 //! executes descriptors, writes notifications, runs SNQ programs and puts packets into the outbox.
 //! There are two exceptions:
 //!
-//! * An option can give a unit delays of its own (`random_delay.rs`).
-//! * A call sends a limited number of packets of RMA transfers; later calls send the remaining ones
-//!   (`rma_engine.rs`, [`Nic::tx_waiting`]).
+//! * An option can give a unit random delays (`random_delay.rs`).
+//! * A call sends a limited number of packets of RMA transfers. Later calls send the remaining
+//!   packets (`rma_engine.rs`, [`Nic::tx_waiting`]).
 //!
-//! Hence the work of a call is bounded by the size of the access or packet, except that a release
-//! of held messages delivers all messages for which the queue has free slots.
+//! The size of the access or packet therefore limits the work of a call. There is one exception:
+//! when messages on hold are released, the call delivers all messages for which the queue has free
+//! slots.
 #![forbid(unsafe_code)]
 
 mod atu;
@@ -67,16 +69,16 @@ pub use smfu::UNDER_WAY as SMFU_UNDER_WAY;
 pub use snq::Te;
 pub use wcbuf::Pressure;
 
-/// Registers of the network ports (RF+0x009400…0x0095FF), crossbar, barriers, links and PHY
+/// Registers of the network ports (RF+0x009400…0x0095FF), and of crossbar, barriers, links and PHY
 /// (RF+0x400000…0x4B7FFF).
 ///
-/// The register file checks existence and access rights first. Implementations are called only for
-/// permitted accesses to existing registers, as whole aligned quadwords.
+/// The register file checks existence and access rights first. It calls an implementation only for
+/// permitted accesses to existing registers, in whole aligned quadwords.
 pub trait NetworkRegs {
-    /// Returns the value of the register at byte offset `offset`, or `None` if the NIC keeps it as
-    /// plain storage.
+    /// Returns the value of the register at byte offset `offset`. Returns `None` if the NIC stores
+    /// the value itself.
     fn read(&mut self, offset: u32) -> Option<u64>;
-    /// Writes a register. Returns `false` if the NIC keeps it as plain storage.
+    /// Writes a register. Returns `false` if the NIC must store the value itself.
     fn write(&mut self, offset: u32, value: u64) -> bool;
     /// Sets all registers to their reset values.
     fn reset(&mut self) {}
@@ -85,30 +87,31 @@ pub trait NetworkRegs {
 /// Kind of reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResetKind {
-    /// Power-on: resets all state, counters included.
+    /// Power-on: resets all state, including the counters.
     PowerOn,
-    /// PCI function-level reset or return from D3: resets the registers that [`FlrScope`] names and
-    /// keeps the counters.
+    /// PCI function-level reset, or return from D3: resets the registers that [`FlrScope`] selects,
+    /// and keeps the counters.
     FunctionLevel,
 }
 
-/// State of a host load.
+/// State of a load by the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// The data are available.
+    /// The data is available.
     Done,
     /// The data will arrive later.
     Pending,
 }
 
-/// Model of one NIC.
+/// Model of a NIC.
 pub struct Nic {
     cfg: NicConfig,
     storage: regmap::Storage,
     net: Option<Box<dyn NetworkRegs>>,
     bars: [u64; 6],
     bus_master: bool,
-    /// Maximum payload and maximum read request size on the bus, in bytes; `None` while unknown.
+    /// Maximum payload size and maximum read request size on the bus, in bytes; `None` while they
+    /// are unknown.
     bus_limits: Option<[u32; 2]>,
     htax: htax::Htax,
     info: info::Info,
@@ -129,7 +132,7 @@ pub struct Nic {
     diagnostics: DiagnosticLimit,
 }
 
-/// Rate limit: a burst of diagnostics, then ten per second.
+/// Rate limit of diagnostics: a burst, then ten per second.
 #[derive(Default)]
 struct DiagnosticLimit {
     spent: u32,
@@ -190,18 +193,19 @@ impl Nic {
         nic
     }
 
-    /// Installs the back end of the network registers. Without it they are plain storage.
+    /// Installs the implementation of the network registers. Without it, the NIC only stores their
+    /// values.
     pub fn set_network_regs(&mut self, regs: Box<dyn NetworkRegs>) {
         self.net = Some(regs);
     }
 
-    /// Sets the cell in which the fabric counts the bytes that packets of this NIC's SMFU occupy in
-    /// the network and at their destinations.
+    /// Sets the counter in which the fabric counts the bytes that packets of this NIC's SMFU occupy
+    /// in the network and at their destinations.
     pub fn set_smfu_in_flight(&mut self, bytes: std::rc::Rc<std::cell::Cell<u64>>) {
         self.smfu.in_flight = bytes;
     }
 
-    /// Shares the state of waiting messages with the other NICs of the fabric, for
+    /// Shares the numbers of waiting messages with the other NICs of the fabric, for
     /// [`Faults::wcbuf_retry_waiting`].
     pub fn set_pressure(&mut self, pressure: Pressure) {
         self.tx.pressure = pressure;
@@ -217,47 +221,48 @@ impl Nic {
         self.snq.reseed(seed);
     }
 
-    /// Returns the options of this NIC; `faults` holds the current faults.
+    /// Returns the options of this NIC. `faults` contains the current faults.
     pub fn config(&self) -> &NicConfig {
         &self.cfg
     }
 
-    /// Returns the current node ID (`info_rf node.id`). Software may change it at any time.
+    /// Returns the current node ID (register field `info_rf node.id`). Software may change it at
+    /// any time.
     pub fn node_id(&self) -> NodeId {
         NodeId(self.info.node_id())
     }
 
-    /// Returns the network state, scratchpad 3: 0 unconfigured, 1 running, 2 stopped (HW §4.3).
+    /// Returns the network state in scratchpad 3: 0 unconfigured, 1 running, 2 stopped (HW §4.3).
     pub fn network_state(&self) -> u64 {
         self.info.network_state()
     }
 
-    /// Returns the statistics.
+    /// Returns the counters of the NIC.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Sets the bus address of a BAR (0, 2 or 4). HTAX intervals hold such addresses (HW §5).
+    /// Sets the bus address of a BAR (0, 2 or 4). HTAX intervals contain such addresses (HW §5).
     pub fn set_bar_address(&mut self, bar: u8, addr: u64) {
         if let Some(base) = self.bars.get_mut(usize::from(bar)) {
             *base = addr;
         }
     }
 
-    /// Sets bus-master enable of the PCI command register. While it is off, all DMA and interrupts
-    /// are dropped (G34).
+    /// Sets the bus-master enable bit of the PCI command register. While it is 0, all DMA accesses
+    /// and interrupts are dropped (G34).
     pub fn set_bus_master(&mut self, on: bool) {
         self.bus_master = on;
     }
 
-    /// Sets the maximum payload and read request size of configuration space, in bytes. Software
-    /// writes them to registers of the chip, too (HW §3.5).
+    /// Sets the maximum payload size and the maximum read request size of the configuration space,
+    /// in bytes. Software writes both to registers of the chip, too (HW §3.5).
     pub fn set_bus_limits(&mut self, payload: u32, read_request: u32) {
         self.bus_limits = Some([payload, read_request]);
     }
 
-    /// Replaces the injected faults. Queues that are no longer forced full deliver the messages
-    /// they hold. Write-combining buffers that are no longer stuck execute their descriptors.
+    /// Replaces the injected faults. Queues that are no longer forced full deliver the messages on
+    /// hold. Write-combining buffers that are no longer stuck execute their descriptors.
     pub fn set_faults(&mut self, faults: Faults, env: &mut Env<'_>) {
         let release = self.cfg.faults.queue_full != faults.queue_full;
         if self.cfg.faults.atu_fault_every != faults.atu_fault_every {
@@ -283,15 +288,15 @@ impl Nic {
         self.settle(env);
     }
 
-    /// Replaces the faults of a chip without power, which holds no messages or descriptors to
+    /// Replaces the faults of a chip without power. Such a chip has no messages or descriptors to
     /// release.
     pub fn preset_faults(&mut self, faults: Faults) {
         self.cfg.faults = faults;
     }
 
-    /// Executes a load of the host from BAR `bar` at `offset`, with any length and alignment. On
-    /// [`Load::Pending`], some of the data arrive over the network and [`Nic::finish_load`] returns
-    /// the result. Only one load exists at a time; a new load replaces it.
+    /// Executes a load of the host from BAR `bar` at `offset`, with any length and alignment. After
+    /// [`Load::Pending`], some of the data arrives over the network, and [`Nic::finish_load`]
+    /// returns the result. Only one load is in progress at a time; a new load replaces it.
     pub fn mmio_read(&mut self, bar: u8, offset: u64, data: &mut [u8], env: &mut Env<'_>) -> Load {
         self.counters.mmio_reads = self.counters.mmio_reads.wrapping_add(1);
         if self.cfg.faults.deaf {
@@ -308,7 +313,7 @@ impl Nic {
         }
     }
 
-    /// Stores to BAR `bar` at `offset` for the host, with any length and alignment.
+    /// Executes a store of the host to BAR `bar` at `offset`, with any length and alignment.
     pub fn mmio_write(&mut self, bar: u8, offset: u64, data: &[u8], env: &mut Env<'_>) {
         self.counters.mmio_writes = self.counters.mmio_writes.wrapping_add(1);
         if self.cfg.faults.deaf {
@@ -324,8 +329,8 @@ impl Nic {
         self.receive_for(pkt, None, env);
     }
 
-    /// Processes a packet and returns its sender's credit when the packet has been stored or
-    /// dropped. The caller should hold back packets of lanes that the NIC does not accept now
+    /// Processes a packet. The sender's credit returns when the packet has been stored or dropped.
+    /// The caller should hold back packets of lanes that the NIC does not accept now
     /// ([`Nic::takes`]).
     pub fn receive_for(&mut self, pkt: Packet, receipt: Option<Receipt>, env: &mut Env<'_>) {
         self.tx.receipt = receipt;
@@ -336,7 +341,7 @@ impl Nic {
         self.settle(env);
     }
 
-    /// Runs the timers that are due at `now_ns` and resumes work that waited for network credit.
+    /// Runs the timers that are due at `now_ns`, and resumes work that waited for network credit.
     /// Returns the time of the next deadline. Every other call may change the deadline, so the
     /// caller must read it again after each call.
     pub fn tick(&mut self, now_ns: u64, env: &mut Env<'_>) -> Option<u64> {
@@ -367,32 +372,33 @@ impl Nic {
         others.into_iter().flatten().chain(holds).min()
     }
 
-    /// Returns true while packets remain to be sent: of transfers that exceeded a call's limit, or
-    /// held for network credit. The caller calls [`Nic::tick`] once there is credit and all earlier
-    /// packets are in flight.
+    /// Returns true while packets remain to be sent, because transfers exceeded the limit of a call
+    /// or because network credit is missing. The caller must call [`Nic::tick`] when there is
+    /// credit and all earlier packets are in flight.
     pub fn tx_waiting(&self) -> bool {
         !self.tx.is_empty() || self.rma.engine.is_ready()
     }
 
-    /// Reads a register like management software over the network.
+    /// Reads a register as management software does over the network.
     pub fn reg_peek(&mut self, offset: u32, env: &mut Env<'_>) -> u64 {
         self.rf_read(offset & !7, Accessor::Management, env)
     }
 
-    /// Writes a register like management software over the network, with all side effects.
+    /// Writes a register as management software does over the network, with all side effects.
     pub fn reg_poke(&mut self, offset: u32, value: u64, env: &mut Env<'_>) {
         self.rf_write(offset & !7, value, Accessor::Management, env);
         self.settle(env);
     }
 
-    /// Raises a trigger event from outside, for example 13, 14, 16, 17 or 20 by the network.
+    /// Raises a trigger event on behalf of the environment, for example 13, 14, 16, 17 or 20 for
+    /// the network.
     pub fn raise_event(&mut self, te: Te, env: &mut Env<'_>) {
         self.raise(te);
         self.settle(env);
     }
 
-    /// Sets registers like the unit that owns them, then raises a trigger event. Returns the first
-    /// register that does not keep its value; in that case no event is raised.
+    /// Sets registers as the unit does that owns them, then raises a trigger event. If a register
+    /// does not keep its value, returns its offset and raises no event.
     pub fn report_event(
         &mut self,
         te: Te,
@@ -409,8 +415,9 @@ impl Nic {
         None
     }
 
-    /// Fills a slot of a queue with words that the chip would not write: the status quadword and
-    /// the one before it, or a notification.
+    /// Fills a slot of a queue with words that the chip would not write. In a mailbox, they are the
+    /// status quadword and the quadword before it; in a notification queue, they are the
+    /// notification.
     pub fn forge_slot(&mut self, unit: QueueUnit, vpid: u8, words: [u64; 2], env: &mut Env<'_>) {
         let item = match unit {
             QueueUnit::Velo => bq::Item::Slot(words),
@@ -420,7 +427,7 @@ impl Nic {
         self.settle(env);
     }
 
-    /// Resets the chip. All operations in flight inside it are lost.
+    /// Resets the chip. All operations in progress inside the chip are lost.
     pub fn reset(&mut self, kind: ResetKind, env: &mut Env<'_>) {
         let sending = self.tx.len() + self.rma.engine.len() + self.flight.len();
         let lost = sending + self.queues.iter().map(|q| q.holding()).sum::<usize>();
@@ -464,7 +471,7 @@ impl Nic {
         let _ = env;
     }
 
-    /// Sets the registers whose reset values are not 0 (G2).
+    /// Sets the registers that have a reset value other than 0 (G2).
     fn set_reset_values(&mut self) {
         self.info = info::Info::new(&self.cfg);
         let link = pcie::NwlGeneral0::default()
@@ -515,7 +522,7 @@ impl Nic {
         }
     }
 
-    /// Counts and reports a wrong register setting of software.
+    /// Counts and reports a wrong value that software wrote to a set-up register.
     fn bad_setup(&mut self, env: &mut Env<'_>, text: impl FnOnce() -> String) {
         self.counters.bad_setup = self.counters.bad_setup.wrapping_add(1);
         self.diagnose(env, text);
@@ -530,5 +537,5 @@ impl Nic {
     }
 }
 
-/// Link state code of an idle link that is up; arbitrary (G2).
+/// Code for the link state of an idle link that is up. The value is arbitrary (G2).
 const LTSSM_L0: u8 = 0x11;

@@ -1,11 +1,11 @@
-//! Interrupt vectors per VPID (HW §6.5, G7).
+//! Interrupt vectors of the units, which have one bit per VPID (HW §6.5, G7).
 
 use super::{IrqMissed, Nic, Te};
 use crate::env::Accessor;
 use wire::ids::{RegOffset, Unit};
 use wire::regs::{rma, velo};
 
-/// One bit per VPID.
+/// Set of VPIDs, as one bit per VPID.
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bits([u64; 4]);
 
@@ -28,11 +28,11 @@ impl Bits {
 /// Interrupt state of a unit.
 #[derive(Default)]
 pub(super) struct Vectors {
-    /// `int_vec`: VPIDs that raised an interrupt and were not yet reported by an SNQ program.
+    /// Register `int_vec`: VPIDs that raised an interrupt which no SNQ program has reported.
     pending: Bits,
     /// VPIDs that may raise an interrupt.
     armed: Bits,
-    /// VPIDs that requested an interrupt while they were not armed.
+    /// VPIDs that requested an interrupt while they were disarmed.
     missed: Bits,
 }
 
@@ -67,8 +67,7 @@ impl Nic {
         });
     }
 
-    /// Raises or remembers an interrupt after a message or notification with interrupt request was
-    /// stored.
+    /// Raises or records the interrupt that a stored message or notification requested.
     pub(super) fn request_interrupt(&mut self, unit: Unit, vpid: u8) {
         let remember = self.cfg.irq_missed == IrqMissed::Remember;
         let v = self.vectors(unit);
@@ -80,7 +79,7 @@ impl Nic {
         }
     }
 
-    /// Enables the next interrupt of this VPID.
+    /// Arms this VPID, which enables its next interrupt.
     pub(super) fn arm_interrupt(&mut self, unit: Unit, vpid: u8) {
         let v = self.vectors(unit);
         v.armed.set(vpid);
@@ -89,7 +88,7 @@ impl Nic {
         }
     }
 
-    /// Disarms the VPID of a queue that was destroyed.
+    /// Disarms the VPID of a queue that was removed.
     pub(super) fn forget_interrupt(&mut self, unit: Unit, vpid: u8) {
         let v = self.vectors(unit);
         v.armed.take(vpid);

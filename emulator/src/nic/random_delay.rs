@@ -1,15 +1,16 @@
-//! Random delays of a unit. MODEL throughout: the sources give no times (G35).
+//! Random delays of a unit. All of them are MODEL decisions, because the sources give no times
+//! (G35).
 
 use super::NicConfig;
 use crate::seed::{self, Purpose};
 use rand::rngs::SmallRng;
 use rand::Rng;
 
-/// Delay generator of one unit.
+/// Generator of the delays of one unit.
 pub(super) struct RandomDelay {
     rng: SmallRng,
     purpose: Purpose,
-    /// Maximum delay in ns; 0: no delays.
+    /// Maximum delay in ns; 0 for no delays.
     longest: u64,
 }
 
@@ -28,8 +29,8 @@ impl RandomDelay {
         self.longest == 0
     }
 
-    /// Returns a random delay in ns. One in eight comes from the whole range, the others from its
-    /// first sixteenth.
+    /// Returns a random delay in ns. One in eight delays is in the whole range, the others are in
+    /// the first sixteenth of the range.
     pub(super) fn draw(&mut self) -> u64 {
         if self.is_off() {
             return 0;
@@ -41,7 +42,8 @@ impl RandomDelay {
         self.rng.random_range(0..=most)
     }
 
-    /// Returns a delay like [`RandomDelay::draw`] in one of `every` calls on average, else 0.
+    /// Returns a delay like [`RandomDelay::draw`] in one of `every` calls on average, and 0 in the
+    /// others.
     pub(super) fn draw_one_in(&mut self, every: u32) -> u64 {
         if self.is_off() || !self.rng.random_ratio(1, every.max(1)) {
             return 0;

@@ -1,14 +1,15 @@
-//! Map of the existing registers with their access rights, and storage for their plain values.
+//! Map of the existing registers with their access rights, and storage for values that no unit
+//! keeps.
 //!
 //! The map comes from the register table (2,525 registers, 24,942 quadwords) and is parsed once per
-//! process. The values of a NIC are in chunks that are allocated at the first write of a nonzero
-//! value, so that hundreds of NICs need little memory.
+//! process. The values of a NIC are stored in chunks. A chunk is allocated at the first write of a
+//! nonzero value, so that hundreds of NICs need little memory.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 const TABLE: &str = include_str!("../../../wire/data/tourmalet-registers.csv");
-/// Size of the register file window (HW §1.2).
+/// Size of the register file window in bytes (HW §1.2).
 pub const RF_SIZE: u32 = 0x0200_0000;
 const PAGE: u32 = 4096;
 const SLOTS: usize = (PAGE / 8) as usize;
@@ -17,44 +18,45 @@ const CHUNK: usize = 64;
 /// Access rights of a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Read only; writes are ignored.
+    /// Software can only read the register. Writes are ignored.
     ReadOnly,
-    /// Read and write.
+    /// Software can read and write the register.
     ReadWrite,
-    /// Write only; reads as 0.
+    /// Software can only write the register, which reads as 0.
     WriteOnly,
 }
 
 /// Position of a register's value in [`Storage`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
-    /// Access rights.
+    /// Access rights of the register.
     pub access: Access,
     index: u32,
 }
 
-/// One row group of the register table.
+/// A register, or an array of registers, in the register table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Register {
-    /// Hardware name.
+    /// Name of the register in the hardware's documentation.
     pub name: String,
-    /// First byte offset in the register file.
+    /// Byte offset of the first register in the register file.
     pub offset: u32,
-    /// Number of registers in the array, 1 for a single one.
+    /// Number of registers in the array; 1 for a single register.
     pub entries: u32,
-    /// Distance between registers of the array, in bytes.
+    /// Distance in bytes between registers of the array.
     pub stride: u32,
-    /// Access rights. A register without software access counts as read only.
+    /// Access rights. A register that software cannot access counts as read only.
     pub access: Access,
 }
 
 /// The register map, shared by all NICs.
 pub struct RegMap {
     registers: Vec<Register>,
-    /// Per 4 KiB page: shape + 1, or 0 for a page without registers; and the index of its first
-    /// value.
+    /// For each 4 KiB page: the index of its shape plus 1 (0 for a page without registers), and the
+    /// index of its first value in the storage.
     pages: Vec<(u16, u32)>,
-    /// Per shape and quadword: 0, or access code + 4 × (index within the page).
+    /// For each shape and quadword: 0, or access code + 4 × (index of the register within the
+    /// page).
     shapes: Vec<[u16; SLOTS]>,
     values: u32,
 }
@@ -163,7 +165,7 @@ impl RegMap {
     }
 }
 
-/// Values of the registers that are not kept by a unit.
+/// Values of the registers that no unit keeps.
 pub struct Storage {
     chunks: Vec<Option<Box<[u64; CHUNK]>>>,
 }
@@ -186,7 +188,7 @@ impl Storage {
         }
     }
 
-    /// Sets a register.
+    /// Sets the value of a register.
     pub fn set(&mut self, slot: Slot, value: u64) {
         let i = slot.index as usize;
         if let Some(chunk) = self.chunks.get_mut(i / CHUNK) {
@@ -197,19 +199,19 @@ impl Storage {
         }
     }
 
-    /// Returns the value at a byte offset, or 0 if there is no register.
+    /// Returns the value of the register at a byte offset, or 0 if there is no register.
     pub fn at(&self, offset: u32) -> u64 {
         RegMap::get().slot(offset).map_or(0, |s| self.get(s))
     }
 
-    /// Sets the register at a byte offset, if there is one.
+    /// Sets the value of the register at a byte offset, if there is a register.
     pub fn set_at(&mut self, offset: u32, value: u64) {
         if let Some(slot) = RegMap::get().slot(offset) {
             self.set(slot, value);
         }
     }
 
-    /// Sets every register to 0, except those for which `keep` holds.
+    /// Sets every register to 0, except the registers for which `keep` returns true.
     pub fn clear(&mut self, keep: impl Fn(u32) -> bool) {
         let map = RegMap::get();
         let mut fresh = Self::new();

@@ -1,4 +1,4 @@
-//! Host accesses and the register file: routing, access rights, partial accesses, dispatch to the
+//! Host accesses and the register file: routing, access rights, partial accesses, and calls of the
 //! units.
 
 use super::htax::Route;
@@ -8,12 +8,12 @@ use wire::ids::{RegOffset, Unit};
 
 const PAGE: u64 = 4096;
 
-/// Returns true for registers of the network: network ports, crossbar, barriers, links, PHY.
+/// Returns true for registers of the network: network ports, crossbar, barriers, links and PHY.
 pub(super) fn is_network(offset: u32) -> bool {
     matches!(offset, 0x9400..=0x95FF | 0x40_0000..=0x4B_7FFF)
 }
 
-/// The unit that a register belongs to.
+/// Unit that a register belongs to.
 #[derive(Clone, Copy)]
 enum Block {
     Info,
@@ -49,14 +49,14 @@ fn block(offset: u32) -> Block {
     }
 }
 
-/// Returns the length of the first chunk of an access, which ends at the page boundary.
+/// Returns the length of the first chunk of an access. A chunk ends at a page boundary.
 fn piece(offset: u64, len: usize) -> usize {
     len.min((PAGE - offset % PAGE) as usize)
 }
 
 impl Nic {
-    /// Loads for the host. Returns true if parts of the data arrive over the network later, see
-    /// [`Nic::finish_load`].
+    /// Executes a load of the host. Returns true if some of the data arrives over the network later
+    /// (see [`Nic::finish_load`]).
     pub(super) fn host_read(
         &mut self,
         bar: u8,
@@ -84,11 +84,11 @@ impl Nic {
         self.smfu_end_load(data)
     }
 
-    /// Loads from a unit of this NIC.
+    /// Executes a load from a unit of this NIC.
     pub(super) fn unit_load(&mut self, route: Route, data: &mut [u8], env: &mut Env<'_>) {
         match route {
             Route::Rf(rf) => self.rf_load(rf, data, Accessor::Host, env),
-            // Requester pages can't be read back (G8).
+            // Requester pages can't be read back, so they return 0 (G8).
             Route::Velo(_) | Route::Rma(_) => data.fill(0),
             Route::Smfu { .. } | Route::Unmapped | Route::Discard => {
                 self.htax_discard(false);
@@ -113,7 +113,7 @@ impl Nic {
         }
     }
 
-    /// Stores to a unit of this NIC.
+    /// Executes a store to a unit of this NIC.
     #[inline]
     pub(super) fn unit_store(&mut self, route: Route, data: &[u8], env: &mut Env<'_>) {
         match route {
@@ -139,7 +139,7 @@ impl Nic {
         });
     }
 
-    /// Loads from the register file. Parts of quadwords are accepted (G32).
+    /// Executes a load from the register file. Accesses to parts of quadwords are accepted (G32).
     pub(super) fn rf_load(
         &mut self,
         offset: u32,
@@ -163,7 +163,8 @@ impl Nic {
         }
     }
 
-    /// Stores to the register file. Parts of quadwords are merged with the old value (G32).
+    /// Executes a store to the register file. Parts of quadwords are merged with the old value
+    /// (G32).
     pub(super) fn rf_store(&mut self, offset: u32, data: &[u8], by: Accessor, env: &mut Env<'_>) {
         let mut offset = offset;
         let mut rest = data;
@@ -188,8 +189,8 @@ impl Nic {
         }
     }
 
-    /// Reads the register at an aligned offset, with side effects. Returns 0 if it is write only or
-    /// does not exist (G32).
+    /// Reads the register at an aligned offset, with side effects. Returns 0 if the register is
+    /// write only or does not exist (G32).
     pub(super) fn rf_read(&mut self, offset: u32, by: Accessor, env: &mut Env<'_>) -> u64 {
         let readable = RegMap::get()
             .slot(offset)
@@ -206,7 +207,8 @@ impl Nic {
         value
     }
 
-    /// Returns the current value regardless of access rights, or `None` if there is no register.
+    /// Returns the current value of a register regardless of access rights, or `None` if there is
+    /// no register.
     pub(super) fn rf_value(&mut self, offset: u32, by: Accessor, env: &mut Env<'_>) -> Option<u64> {
         let slot = RegMap::get().slot(offset)?;
         let at = RegOffset(offset);
@@ -226,8 +228,8 @@ impl Nic {
         Some(live.unwrap_or_else(|| self.storage.get(slot)))
     }
 
-    /// Writes the register at an aligned offset. Ignored if it is read only or does not exist
-    /// (G32).
+    /// Writes the register at an aligned offset. The write is ignored if the register is read only
+    /// or does not exist (G32).
     pub(super) fn rf_write(&mut self, offset: u32, value: u64, by: Accessor, env: &mut Env<'_>) {
         if env.trace.enabled() {
             env.trace.event(TraceEvent::RegWrite { by, offset, value });
@@ -262,8 +264,8 @@ impl Nic {
         }
     }
 
-    /// Returns the registers of an access by a remote node (G19), or `None` if it is out of range
-    /// or not in aligned quadwords.
+    /// Returns the register offsets of an access by a remote node (G19). Returns `None` if the
+    /// access is out of range or is not in aligned quadwords.
     pub(super) fn rra_range(addr: u64, len: u64) -> Option<std::ops::Range<u32>> {
         let end = addr.checked_add(len)?;
         (addr % 8 == 0 && len % 8 == 0 && end <= u64::from(RF_SIZE))

@@ -11,17 +11,17 @@ use wire::rma::{DescriptorWord, PageOptions, RequesterAddr};
 
 const BYTES: usize = 24;
 const PAGES: usize = 32;
-/// Bytes of a requester page that hold a descriptor, of which it uses 24; the offset wraps around
-/// in them.
+/// Number of bytes at the start of a requester page that hold a descriptor. A descriptor uses 24 of
+/// them. Higher offsets wrap around.
 const WINDOW: usize = 32;
 
-/// Descriptor that software is storing.
+/// Descriptor that software is storing now.
 #[derive(Clone, Copy)]
 struct Assembly {
     bytes: [u8; BYTES],
-    /// Set of the bytes stored so far, one bit each.
+    /// Set of the bytes that have been stored, one bit per byte.
     valid: u32,
-    /// Time of the last store, in ns.
+    /// Time of the last store in ns.
     since: u64,
 }
 
@@ -42,7 +42,7 @@ impl Assembly {
     }
 }
 
-/// A complete descriptor.
+/// A complete descriptor, with its VPID and page options.
 #[derive(Clone, Copy)]
 pub(super) struct RmaCommand {
     pub(super) vpid: u8,
@@ -54,7 +54,7 @@ pub(super) struct Rma {
     assembly: Vec<Option<Box<[Assembly; PAGES]>>>,
     pub(super) vpid_table: Box<[u64; 256]>,
     pub(super) engine: Engine,
-    /// Number of packets received that were not the last of their transfer, for
+    /// Number of packets that arrived and were not the last packet of their transfer, for
     /// [`super::Faults::lose_inner_every`].
     pub(super) inner: u32,
 }
@@ -71,7 +71,7 @@ impl Rma {
 }
 
 impl Nic {
-    /// Processes a host store to a requester page. `data` does not cross a page.
+    /// Processes a store of the host to a requester page. `data` does not cross a page boundary.
     pub(super) fn rma_store(&mut self, at: u32, data: &[u8], env: &mut Env<'_>) {
         let addr = RequesterAddr::decode(at);
         let vpid = addr.vpid.index() as u8;
@@ -141,7 +141,7 @@ impl Nic {
         }
     }
 
-    /// Expires incomplete descriptors like [`Nic::velo_expire`].
+    /// Expires incomplete descriptors as [`Nic::velo_expire`] does.
     pub(super) fn rma_expire(&mut self, now: u64, patience: u64) -> (Vec<u8>, Option<u64>) {
         let mut late = Vec::new();
         let mut oldest = None;
@@ -186,7 +186,7 @@ impl Nic {
             || self.pressed(word0.node(), Unit::Rma, word0.vpid())
     }
 
-    /// Executes a command that left the write-combining buffer.
+    /// Executes a command that has left the write-combining buffer.
     pub(super) fn rma_take(&mut self, command: &RmaCommand, env: &Env<'_>) {
         self.rma_execute(command, env);
     }

@@ -1,15 +1,15 @@
-//! RMA transfers in progress: packets of puts at the requester and of get responses at the
+//! RMA transfers in progress: packets of PUTs at the requester, and of GET responses at the
 //! responder (HW §10.3).
 //!
-//! Commands and requests queue in flows, one per traffic class and local or remote VPID. Within a
-//! flow they are executed in order, one after the other (HW §10.8, G12). Between flows there is no
-//! order; a random draw selects the flow of the next packet. A call of the NIC sends a limited
-//! number of packets, so that a transfer of 8 MiB does not delay others.
+//! Commands and requests queue in flows. Each traffic class of each local or remote VPID has a
+//! flow. Within a flow, they are executed one after the other in order (HW §10.8, G12). There is no
+//! order between flows: the flow of the next packet is random. A call of the NIC sends a limited
+//! number of packets, so that a transfer of 8 MiB does not delay other transfers.
 //!
-//! A packet's memory is translated and read when the packet is sent. A fault ends the transfer at
-//! this packet. A flow may pause before a command or request and between packets (`rma-begin-ns`),
-//! because the reference does not specify when a source is read. Only the requester's notification
-//! reports that the source was read.
+//! The memory of a packet is translated and read when the packet is sent. A fault ends the transfer
+//! at this packet. A flow may pause before a command or request and between packets
+//! (`rma-begin-ns`), because the reference does not specify when a source is read. Software can
+//! rely only on the requester's notification, which reports that the source was read.
 
 use super::random_delay::RandomDelay;
 use super::rma::RmaCommand;
@@ -29,31 +29,31 @@ use wire::rma::FRAGMENT;
 
 /// Maximum number of packets that one call sends.
 const BUDGET: usize = 64;
-/// One in this many commands and requests, or packets, is preceded by a pause.
+/// Average number of commands, requests or packets of which one is preceded by a pause.
 const BEGIN: u32 = 4;
 const BETWEEN: u32 = 32;
-/// Maximum number of failed transfers whose remaining packets the completer discards. Beyond it the
-/// oldest one is removed.
+/// Maximum number of failed transfers whose remaining packets the completer discards. If there are
+/// more, the oldest failed transfer is removed from the list.
 const FAILED: usize = 256;
 
-/// Value of [`Queue::until`] while other devices have not answered.
+/// Value of [`Queue::until`] while answers of other devices are pending.
 const ASKING: u64 = u64::MAX;
 
-/// Commands or requests that are executed in order.
+/// A flow: commands or requests that are executed in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
     /// Commands of a local VPID.
     Requester {
-        /// The VPID.
+        /// VPID that posted the commands.
         vpid: u8,
         /// Traffic class.
         tc: u8,
     },
     /// Requests from a VPID of another node.
     Responder {
-        /// The other node.
+        /// Node that sent the requests.
         node: u16,
-        /// The VPID there.
+        /// VPID of that node that sent the requests.
         vpid: u8,
         /// Traffic class.
         tc: u8,
@@ -69,7 +69,7 @@ impl Flow {
         }
     }
 
-    /// Returns the stream whose earlier writes precede requests of the flow (HW §10.8).
+    /// Returns the stream of the writes that precede requests of the flow (HW §10.8).
     fn stream(self) -> Option<Stream> {
         match self {
             Self::Requester { .. } => None,
@@ -83,11 +83,11 @@ impl Flow {
     }
 }
 
-/// A command or request that has not begun yet.
+/// A command or request that has not begun.
 pub(super) enum Task {
     Command(RmaCommand),
-    /// Request of another node: the node, its traffic class, the message, and the credit of its
-    /// sender. The credit returns when the response begins.
+    /// A request of another node, with the node, the traffic class, the message, and the credit of
+    /// the sender. The credit returns when the response begins.
     Serve(u16, u8, RmaMessage, Option<Receipt>),
 }
 
@@ -96,21 +96,23 @@ pub(super) struct Transfer {
     /// Sub-unit that sends the transfer.
     pub(super) by: Reader,
     pub(super) half: Half,
-    /// Content of the notifications of this side, and true if they are requested.
+    /// Content of this side's notification.
     pub(super) note: Note,
+    /// True if this side's notification is requested.
     pub(super) wanted: bool,
-    /// Source of the data: address space and address.
+    /// Address space of the source.
     pub(super) space: Space,
+    /// Address of the source.
     pub(super) from: u64,
-    /// Destination address at the other end.
+    /// Destination address on the other side.
     pub(super) to: u64,
     pub(super) len: u32,
-    /// Number of bytes sent.
+    /// Number of bytes that have been sent.
     pub(super) done: u32,
-    /// Data of the next packet, while loads from other devices are pending.
+    /// Data of the next packet while loads from other devices are pending; `None` at other times.
     pub(super) source: Option<Source>,
     pub(super) number: u32,
-    /// Content that all packets of the transfer share.
+    /// Content that all packets of the transfer have in common.
     pub(super) message: RmaMessage,
     pub(super) node: u16,
     pub(super) tc: u8,
@@ -120,8 +122,8 @@ struct Queue {
     flow: Flow,
     now: Option<Transfer>,
     waiting: VecDeque<Task>,
-    /// Time in ns at which a pause ends; 0: no pause; [`ASKING`]: pause until other devices have
-    /// answered.
+    /// Time in ns at which a pause ends; 0 for no pause; [`ASKING`] for a pause until other devices
+    /// have answered.
     until: u64,
 }
 
@@ -132,16 +134,16 @@ impl Queue {
 }
 
 pub(super) struct Engine {
-    /// Flows that are not empty.
+    /// Queues of the flows that are not empty.
     queues: Vec<Queue>,
     /// Number of tasks and transfers in all flows.
     len: usize,
-    /// Number of the last transfer.
+    /// Number of the transfer that began last.
     number: u32,
-    /// Transfers to this node of which a packet could not be written: sending node and transfer
-    /// number.
+    /// Transfers to this node that failed because a packet could not be written, as sending node
+    /// and transfer number.
     failed: VecDeque<(u16, u32)>,
-    /// Number of packets that the current call may send.
+    /// Number of packets that the current call may still send.
     budget: usize,
     rng: SmallRng,
     delay: RandomDelay,
@@ -169,7 +171,7 @@ impl Engine {
         self.queues.is_empty()
     }
 
-    /// Returns true if a flow can send and does not pause.
+    /// Returns true if a flow that does not pause can send.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         self.queues.iter().any(|q| q.until == 0)
@@ -187,7 +189,7 @@ impl Engine {
         self.queues.iter_mut().filter(due).for_each(|q| q.until = 0);
     }
 
-    /// Returns the end of a new pause in one of `every` calls on average, else 0.
+    /// Returns the end of a new pause in one of `every` calls on average, and 0 in the others.
     fn pause(&mut self, every: u32, now: u64) -> u64 {
         match self.delay.draw_one_in(every) {
             0 => 0,
@@ -212,8 +214,8 @@ impl Engine {
         ready.fold(0, |set, q| set | q.flow.lane().bit())
     }
 
-    /// Limits the call that receives a packet: current transfers send only one packet in return.
-    /// Otherwise two NICs that send to each other would fill the network.
+    /// Limits the call that receives a packet to one packet of current transfers. Otherwise, two
+    /// NICs that send to each other would fill the network.
     pub(super) fn pace(&mut self) {
         self.budget = if self.is_ready() { 1 } else { BUDGET };
     }
@@ -239,7 +241,7 @@ impl Engine {
         self.number
     }
 
-    /// Draws a random flow that can send in an open lane.
+    /// Returns the index of a random flow that can send in a lane of `open`.
     fn draw(&mut self, open: u16) -> Option<usize> {
         let may = |q: &Queue| q.until == 0 && q.flow.lane().bit() & open != 0;
         let ready = self.queues.iter().filter(|q| may(q)).count();
@@ -277,8 +279,8 @@ impl Engine {
         (before - self.len, commands)
     }
 
-    /// Returns true for an arriving packet of a transfer that has failed before, which must be
-    /// discarded.
+    /// Returns true if an arriving packet belongs to a transfer that has failed. The caller must
+    /// discard the packet.
     pub(super) fn leave_out(&mut self, from: u16, part: Part) -> bool {
         if self.failed.is_empty() {
             return false;
@@ -287,8 +289,8 @@ impl Engine {
         let Some(i) = self.failed.iter().position(this) else {
             return false;
         };
-        // A first packet means that the end of the failed transfer was lost and its number is in
-        // use again.
+        // A first packet means that the last packet of the failed transfer was lost and that a new
+        // transfer uses its number.
         if part.first || part.last {
             self.failed.remove(i);
         }
@@ -308,7 +310,7 @@ impl Engine {
 }
 
 impl Nic {
-    /// Queues a request of another node. Requests are limited like held messages.
+    /// Queues a request of another node. The limit for messages on hold also limits these requests.
     pub(super) fn rma_serve(&mut self, from: u16, tc: u8, m: RmaMessage, env: &Env<'_>) {
         let cost = (self.rma.engine.len() as u64).saturating_mul(HOLD_COST);
         if cost > self.cfg.hold_limit_bytes {
@@ -325,7 +327,7 @@ impl Nic {
         self.rma.engine.push(flow, task, env.host.now_ns());
     }
 
-    /// Sends packets until the limit of this call, or until the network accepts no more.
+    /// Sends packets until the limit of this call is reached or the network accepts no more.
     pub(super) fn run_rma(&mut self, env: &mut Env<'_>) {
         self.rma.engine.wake(env.host.now_ns());
         let mut open = self.tx_open_lanes(env);
@@ -335,8 +337,8 @@ impl Nic {
             };
             let lane = self.rma.engine.queues.get(i).map(|q| q.flow.lane());
             self.rma_step(i, env);
-            // Compute all open lanes again only after a change, because this loop runs for every
-            // packet.
+            // All open lanes are computed again only after a change, because this loop runs for
+            // every packet.
             if env.tx_credit == 0 || lane.is_none_or(|lane| self.tx_blocked(lane, env)) {
                 open = self.tx_open_lanes(env);
             }
@@ -421,8 +423,8 @@ impl Nic {
             last,
         };
         self.count_part(&t, failed, n);
-        // A put that fails before its first packet sends no packet. A get sends one, because the
-        // origin waits for a response (G17).
+        // A PUT that fails before its first packet sends no packet. A GET sends one packet, because
+        // the origin waits for a response (G17).
         if failed.is_none() || matches!(t.by, Reader::Responder) || !part.first {
             let data = read.map_err(|_| n);
             let kind = match t.by {
@@ -456,7 +458,7 @@ impl Nic {
             source.is_some_and(|s| s.missing.iter().any(|m| m.0 == number))
         };
         let mut queues = self.rma.engine.queues.iter_mut();
-        // No match: the VPID was closed after the load began.
+        // If no flow matches, the VPID was closed after the load began.
         let Some(q) = queues.find(|q| q.now.as_ref().is_some_and(mine)) else {
             return;
         };
@@ -499,7 +501,7 @@ impl Nic {
         self.inject(packet, env);
     }
 
-    /// Counts a packet that is sent, or a failure instead of it (G29).
+    /// Counts a packet that is sent, or a failure instead of a packet (G29).
     fn count_part(&mut self, t: &Transfer, failed: Option<FaultKind>, n: u32) {
         match (t.by, failed) {
             (Reader::Requester, Some(fault)) => {
@@ -530,8 +532,8 @@ impl Nic {
         }
     }
 
-    /// Drops the remaining commands of a closed VPID, and requests to it. The other ends receive no
-    /// end of their transfers, as after a lost packet.
+    /// Drops the remaining commands of a closed VPID, and requests from other nodes to the VPID.
+    /// The other sides receive no last packet for these transfers, as after a lost packet.
     pub(super) fn rma_close(&mut self, vpid: u8, env: &Env<'_>) {
         let (dropped, commands) = self.rma.engine.forget(vpid);
         // The dropped commands no longer occupy the requester.

@@ -8,9 +8,9 @@ use super::{Action, Data, Nvme, Read, MOST_DATA_LOG2};
 
 /// Namespace ID that selects all namespaces.
 pub(super) const ALL: u32 = u32::MAX;
-/// Flag of Create I/O Queue: the queue is contiguous. `INTERRUPTS`, for completion queues: the
-/// queue raises interrupts.
+/// Flag of Create I/O Submission Queue and Create I/O Completion Queue: the queue is contiguous.
 const CONTIGUOUS: u32 = 1;
+/// Flag of Create I/O Completion Queue: the queue raises interrupts.
 const INTERRUPTS: u32 = 2;
 
 impl Nvme {

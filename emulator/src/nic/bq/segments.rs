@@ -1,23 +1,23 @@
-//! Segments of buffer queues: the descriptor page, and the registers that follow the write pointer
-//! through it (HW §7, G10).
+//! Segments of buffer queues: the descriptor page that lists the segments of a queue, and the
+//! registers that follow the write pointer through the list (HW §7, G10).
 
 use crate::env::Env;
 use crate::nic::Nic;
 use wire::bq::{DcqBase, DcqBaseWord, SegmentWord, WritePointers};
 use wire::ids::Unit;
 
-/// Segments of a queue according to its descriptor page.
+/// Segments of a queue, according to its descriptor page.
 pub(super) struct Layout {
-    /// Base address, first slot, end slot.
+    /// Base address, first slot and end slot of each segment.
     pub(super) segments: Vec<(u64, u32, u32)>,
-    /// Words of the descriptor page, one per segment.
+    /// Words of the descriptor page. Each segment has one word.
     words: Vec<u64>,
-    /// Index of the segment of the last lookup.
+    /// Index of the segment that the last lookup returned.
     pub(super) current: usize,
 }
 
 impl Layout {
-    /// Returns the segment of slot `index`.
+    /// Returns the index of the segment that contains slot `index`.
     fn segment(&self, index: u32) -> Option<usize> {
         let inside = |s: &(u64, u32, u32)| (s.1..s.2).contains(&index);
         if self.segments.get(self.current).is_some_and(inside) {
@@ -33,13 +33,13 @@ impl Layout {
         base.checked_add(u64::from(index.checked_sub(first)?) * u64::from(size))
     }
 
-    /// Returns the index of the segment `by` positions after `k`, around the ring.
+    /// Returns the index of the segment that is `by` positions after segment `k`, cyclically.
     fn after(&self, k: usize, by: usize) -> usize {
         (k + by) % self.words.len().max(1)
     }
 
-    /// Returns `c_base_size_valid`, `n_base_size_valid` and `dcq_rp` while segment `k` is written
-    /// to (HW §7).
+    /// Returns the values of `c_base_size_valid`, `n_base_size_valid` and `dcq_rp` while the chip
+    /// writes to segment `k` (HW §7).
     fn registers(&self, k: usize) -> (u64, u64, u16) {
         let word = |k: usize| {
             let word = self.words.get(k).copied().unwrap_or(0);
@@ -51,7 +51,7 @@ impl Layout {
 }
 
 impl Nic {
-    /// Stores the addresses of the next slots in `at`.
+    /// Stores the addresses of the next slots to write in `at`.
     pub(super) fn slot_addresses(
         &mut self,
         unit: Unit,
@@ -84,14 +84,15 @@ impl Nic {
     }
 
     /// Checks that the registers of a new queue match its descriptor page. The chip starts from the
-    /// registers and fetches later descriptors one by one; its behaviour on a mismatch is unknown.
+    /// registers and fetches later descriptors one by one. The chip's behaviour on a mismatch is
+    /// unknown.
     fn check_segments(&mut self, unit: Unit, vpid: u8, layout: &Layout, env: &mut Env<'_>) {
         let q = self.queue(unit, vpid);
         let k = layout.segment(q.lwp).unwrap_or(0);
         let have = (q.current, q.next, WritePointers(q.wp_dcq_rp).dcq_rp());
         let want = layout.registers(k);
         // Software that moves the write pointer of a new queue may leave the other registers at the
-        // start.
+        // first segment.
         if have != want && have != layout.registers(0) {
             self.bad_setup(env, || {
                 format!("{unit} queue of VPID {vpid}: current segment, next segment and dcq_rp are {have:x?}; the descriptor page requires {want:x?}")
@@ -99,7 +100,7 @@ impl Nic {
         }
     }
 
-    /// Advances the chip to segment `k`, and fetches the descriptor of the segment after it.
+    /// Makes segment `k` the current segment, and fetches the descriptor of the segment after it.
     fn enter_segment(
         &mut self,
         unit: Unit,
@@ -139,8 +140,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Reads the segment list. A single segment is in the register, several are in the page in host
-    /// memory (G10).
+    /// Reads the list of segments. A single segment is described in the register; several segments
+    /// are described in the page in host memory (G10).
     fn load_layout(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) -> Result<Layout, String> {
         let q = self.queue(unit, vpid);
         let dcq = DcqBase::decode(DcqBaseWord(q.dcq)).map_err(|e| e.to_string())?;
