@@ -1,30 +1,31 @@
 //! Accesses of a NIC to other devices on its host's bus ("peer to peer"): stores and loads.
 //!
 //! The model does not know the addresses of devices. An access outside memory becomes a DMA message
-//! to the client, which answers for the device, or with an error if no device has the address.
-//! Stores are posted: their answer only reports success or failure. Only a load waits for its
-//! answer.
+//! to the client. The client answers for the device, or answers with an error if no device has the
+//! address. Stores are posted: their answer only reports success or failure. Only a load waits for
+//! its answer.
 //!
-//! *Order.* The client executes messages in order of arrival. Writes of the NIC to memory and its
-//! interrupts follow the earlier stores to devices, because PCIe keeps the order of posted writes.
-//! A guest that sees a flag in memory must find the data stored to the device before. A write to
-//! memory or an interrupt therefore waits here until the earlier stores are answered. Loads delay
-//! no writes, because in PCIe posted requests pass others.
+//! *Order.* The client executes messages in order of arrival. A guest that sees a flag in memory
+//! must find the data that was stored to the device earlier, because PCIe keeps the order of posted
+//! writes. A write of the NIC to memory, or an interrupt, therefore waits here until the earlier
+//! stores to devices are answered. Loads delay no writes, because in PCIe posted requests may pass
+//! other requests.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Maximum length of the access in one message, in bytes.
+/// Maximum length in bytes of the access in one message.
 pub const LONGEST: usize = 64 << 10;
-/// Maximum number of messages, and of bytes in them, that wait for the client's answers.
+/// Maximum number of messages that wait for the client's answers.
 const WINDOW: usize = 256;
+/// Maximum number of bytes in these messages.
 const WINDOW_BYTES: usize = 1 << 20;
-/// Maximum number of bytes queued here, which bounds the effect of local errors. Other nodes are
+/// Maximum number of bytes in the queue. Only errors of this host reach it, because other nodes are
 /// stopped earlier (`nic/held.rs`).
 const MAX_QUEUED_BYTES: usize = 64 << 20;
-/// Bytes that a queue entry counts besides its data.
+/// Number of bytes that an entry of the queue counts in addition to its data.
 const COST: usize = 128;
-/// Time in ns after which a client that sends no answers is given up. It exceeds every timeout of a
-/// guest.
+/// Time in ns after which the emulator stops waiting for a client that sends no answers. It exceeds
+/// every timeout of a guest.
 pub const TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// A DMA message for the client.
@@ -32,7 +33,7 @@ pub const TIMEOUT_NS: u64 = 10_000_000_000;
 pub struct Request {
     /// Number of the message.
     pub id: u16,
-    /// Bus address.
+    /// Bus address of the access.
     pub addr: u64,
     /// Length in bytes.
     pub len: usize,
@@ -43,11 +44,11 @@ pub struct Request {
 /// An answer of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answered {
-    /// Number of the message.
+    /// Number of the message that is answered.
     pub id: u16,
-    /// True if the answer claims to be for a store.
+    /// True if the answer claims to answer a store.
     pub store: bool,
-    /// Address and length that the answer repeats, if any.
+    /// Address and length that the answer repeats; `None` if it repeats none.
     pub about: Option<(u64, u64)>,
     /// Data of a load (empty for a store), or an error number.
     pub result: Result<Vec<u8>, u32>,
@@ -58,26 +59,26 @@ pub struct Answered {
 pub enum Settled {
     /// A store succeeded.
     Stored,
-    /// A load succeeded; its number and data.
+    /// A load succeeded. Contains the number and the data of the load.
     Loaded(u64, Vec<u8>),
     /// No device has the address.
     NoDevice {
         /// Number of the load; `None` for a store.
         load: Option<u64>,
-        /// Bus address.
+        /// Bus address of the access.
         addr: u64,
         /// Length in bytes.
         len: usize,
-        /// Error number of the client.
+        /// Error number that the client sent.
         error: u32,
     },
     /// The answer does not match its message. Contains the number of the affected load, if any.
     Garbage(Option<u64>),
-    /// Answer to a message that was already given up.
+    /// The emulator has already stopped waiting for the answer.
     Late,
 }
 
-/// Action that follows stores to devices once they are done.
+/// Action that must wait until stores to devices have ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Due {
     /// A write to memory.
@@ -104,16 +105,16 @@ impl Entry {
 struct Sent {
     addr: u64,
     len: usize,
-    /// `None`: a store.
+    /// Number of the load; `None` for a store.
     load: Option<u64>,
     at_ns: u64,
     given_up: bool,
 }
 
-/// Accesses that were lost when a client disconnected or was given up.
+/// Accesses that were lost, because the client disconnected or did not answer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// Number of stores that were lost: without an answer, or unsent.
+    /// Number of lost stores, which were unsent or unanswered.
     pub stores: u64,
     /// Numbers of the loads that will not be answered.
     pub loads: Vec<u64>,
@@ -131,22 +132,24 @@ impl Lost {
 pub struct Peers {
     /// True while a client is connected that accepts DMA messages.
     open: bool,
-    /// True while the client has not answered for too long. Accesses fail until it answers.
+    /// True while the client has not answered for too long. All accesses fail until the client
+    /// answers.
     mute: bool,
     queue: VecDeque<Entry>,
     bytes: usize,
-    /// Time at which an entry last left the queue, or entered an empty one.
+    /// Time in ns at which an entry last left the queue or entered an empty queue.
     since_ns: u64,
     sent: BTreeMap<u16, Sent>,
     sent_bytes: usize,
-    /// Number of stores that are sent and not answered.
+    /// Number of stores that are sent, but not answered.
     stores: usize,
     last_id: u16,
     last_load: u64,
-    /// Number of stores ever accepted, and how many of them have ended.
+    /// Total number of accepted stores.
     made: u64,
+    /// Number of accepted stores that have ended.
     done: u64,
-    /// Numbers of the loads since the last [`Peers::take_new`].
+    /// Numbers of the loads accepted since the last call of [`Peers::take_new`].
     new: Vec<u64>,
 }
 
@@ -156,8 +159,8 @@ impl Peers {
         self.open = true;
     }
 
-    /// Ends service because the client disconnected. Returns all pending accesses and actions.
-    /// Message numbers continue.
+    /// Stops accepting accesses because the client has disconnected. Returns all pending accesses
+    /// and actions. The numbering of messages continues.
     pub fn close(&mut self) -> (Lost, Vec<Due>) {
         let (lost, due) = self.give_up();
         let numbers = (self.last_id, self.last_load, self.made, self.done);
@@ -166,7 +169,7 @@ impl Peers {
         (lost, due)
     }
 
-    /// Returns true if an access of this length would be accepted now.
+    /// Returns true if an access of `len` bytes would be accepted now.
     pub fn accepts(&self, len: usize) -> bool {
         let cost = len.saturating_add(COST);
         self.open && !self.mute && len > 0 && self.bytes.saturating_add(cost) <= MAX_QUEUED_BYTES
@@ -196,7 +199,7 @@ impl Peers {
         Some(entry)
     }
 
-    /// Queues a store. Returns `false` if it is not accepted.
+    /// Queues a store. Returns `false` if the store is not accepted.
     pub fn store(&mut self, now_ns: u64, addr: u64, data: &[u8]) -> bool {
         if !self.accepts(data.len()) {
             return false;
@@ -210,7 +213,7 @@ impl Peers {
         true
     }
 
-    /// Queues a load. Returns its number, or `None` if it is not accepted.
+    /// Queues a load. Returns the number of the load, or `None` if the load is not accepted.
     pub fn load(&mut self, now_ns: u64, addr: u64, len: usize) -> Option<u64> {
         if len > LONGEST || !self.accepts(len) {
             return None;
@@ -222,12 +225,12 @@ impl Peers {
         Some(number)
     }
 
-    /// Returns the numbers of the loads since the last call.
+    /// Returns the numbers of the loads accepted since the last call.
     pub fn take_new(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.new)
     }
 
-    /// Cancels a load that was not sent yet. Returns `false` if it was sent.
+    /// Cancels a load that has not been sent. Returns `false` if the load has been sent.
     pub fn cancel(&mut self, load: u64) -> bool {
         let at = |e: &Entry| matches!(e, Entry::Load { number, .. } if *number == load);
         let Some(entry) = self.queue.iter().position(at) else {
@@ -239,13 +242,13 @@ impl Peers {
         true
     }
 
-    /// Returns true if a write to memory has to wait for stores to devices.
+    /// Returns true if a write to memory must wait for stores to devices.
     pub fn holds(&self) -> bool {
         self.stores > 0 || !self.queue.is_empty()
     }
 
-    /// Queues a write to memory or an interrupt behind the pending entries. Returns `due` if the
-    /// queue is full; the caller must then perform it at once, out of order.
+    /// Queues a write to memory, or an interrupt, behind the pending entries. Returns `due` if the
+    /// queue is full. The caller must then perform `due` at once, out of order.
     pub fn behind(&mut self, now_ns: u64, due: Due) -> Option<Due> {
         let more = match &due {
             Due::Write(_, data) => data.len(),
@@ -269,8 +272,8 @@ impl Peers {
         }
     }
 
-    /// Removes all pending writes to memory from the queue and returns them in order, whatever they
-    /// wait for. Interrupts stay queued.
+    /// Removes all pending writes to memory from the queue and returns them in order, even if they
+    /// wait for other entries. Interrupts stay queued.
     pub fn push_out(&mut self) -> Vec<Due> {
         let (mut out, mut left) = (Vec::new(), VecDeque::new());
         while let Some(entry) = self.pop() {
@@ -284,8 +287,8 @@ impl Peers {
         out
     }
 
-    /// Replaces those bytes of `buf`, read from memory at `addr`, for which newer writes are
-    /// pending.
+    /// Replaces bytes of `buf` for which newer writes are pending. `buf` was read from memory at
+    /// `addr`.
     pub fn overlay(&self, addr: u64, buf: &mut [u8]) {
         for entry in &self.queue {
             let Entry::Behind(Due::Write(at, data)) = entry else {
@@ -315,7 +318,8 @@ impl Peers {
         self.open && self.sent.len() < WINDOW && room
     }
 
-    /// Removes the next message from the queue and returns it, if it may be sent to the client now.
+    /// Removes the next message from the queue and returns it. Returns `None` if no message may be
+    /// sent to the client now.
     pub fn request(&mut self, now_ns: u64) -> Option<Request> {
         if !self.has_request() {
             return None;
@@ -326,7 +330,7 @@ impl Peers {
             Entry::Behind(_) => return None,
         };
         let mut id = self.last_id;
-        // The loop ends because there are far more numbers than messages.
+        // The loop ends, because there are far more numbers than messages.
         loop {
             id = id.wrapping_add(1);
             if !self.sent.contains_key(&id) {
@@ -355,14 +359,14 @@ impl Peers {
         })
     }
 
-    /// Processes an answer of the client. The caller should then check [`Peers::due`].
+    /// Processes an answer of the client. The caller should then call [`Peers::due`].
     pub fn answer(&mut self, answer: Answered) -> Settled {
         let Some(sent) = self.sent.get(&answer.id) else {
             return Settled::Garbage(None);
         };
         let kind = answer.store == sent.load.is_none();
         if !kind {
-            // The answer is for the other kind of access.
+            // The answer is for a store, but the message was a load, or vice versa.
             return Settled::Garbage(None);
         }
         let Some(sent) = self.sent.remove(&answer.id) else {
@@ -395,21 +399,23 @@ impl Peers {
         }
     }
 
-    /// Returns true while answers of the client are outstanding.
+    /// Returns true while answers of the client are pending.
     pub fn awaits(&self) -> bool {
         !self.sent.is_empty()
     }
 
-    /// Returns the time at which the client is given up if it sends no answer before.
+    /// Returns the time at which the emulator stops waiting for the client if the client sends no
+    /// answer.
     pub fn deadline(&self) -> Option<u64> {
         let sent = self.sent.values().filter(|s| !s.given_up);
-        // A client that reads no messages is given up, too.
+        // The deadline also applies to a client that reads no messages.
         let unsent = (!self.queue.is_empty()).then_some(self.since_ns);
         let first = sent.map(|s| s.at_ns).chain(unsent).min()?;
         Some(first.saturating_add(TIMEOUT_NS))
     }
 
-    /// Resets with the chip: drops all unsent entries. Answers to sent messages are ignored later.
+    /// Drops all unsent entries, because the chip is reset. Answers to sent messages will be
+    /// ignored.
     pub fn reset(&mut self) {
         while let Some(entry) = self.pop() {
             self.done += u64::from(matches!(entry, Entry::Store { .. }));
@@ -417,7 +423,8 @@ impl Peers {
         self.new.clear();
     }
 
-    /// Gives up all sent and queued accesses. Late answers to them are recognised.
+    /// Abandons all sent and queued accesses, because the client does not answer. Late answers will
+    /// be recognised.
     pub fn give_up(&mut self) -> (Lost, Vec<Due>) {
         self.mute = true;
         let (mut lost, mut due) = (Lost::default(), Vec::new());
@@ -441,7 +448,7 @@ impl Peers {
         (lost, due)
     }
 
-    /// Returns the number of stores ever accepted, and how many of them have ended.
+    /// Returns the total number of accepted stores, and the number of these stores that have ended.
     pub fn stores(&self) -> (u64, u64) {
         (self.made, self.done)
     }

@@ -70,7 +70,8 @@ fn nobody_is_asked_without_a_client() {
     assert!(!p.holds() && p.request(0).is_none());
 }
 
-/// Memory writes wait for stores, and stores for memory writes. Loads delay no writes.
+/// Memory writes wait for earlier stores to devices, and stores for earlier memory writes. Loads
+/// delay no writes.
 #[test]
 fn memory_waits_for_stores_to_devices_and_not_for_loads() {
     let write = |n: u8| Due::Write(n.into(), vec![n]);
@@ -80,7 +81,7 @@ fn memory_waits_for_stores_to_devices_and_not_for_loads() {
     assert_eq!(p.behind(0, Due::Interrupt(0)), None);
     assert!(p.store(0, 3, &[3]));
     let first = p.request(0).unwrap();
-    // The memory write and the entries behind it wait for the answer.
+    // The memory write and the entries behind it wait for the answer of the store.
     assert_eq!((p.due(), p.request(0)), (None, None));
     p.answer(ok(&first, &[]));
     assert_eq!(p.due(), Some(write(2)));
@@ -89,7 +90,7 @@ fn memory_waits_for_stores_to_devices_and_not_for_loads() {
     assert_eq!(second.addr, 3);
     p.answer(ok(&second, &[]));
     assert!(!p.holds());
-    // A memory write behind a load that is sent, but not answered.
+    // This memory write is behind a load that is sent, but not answered.
     p.load(0, 4, 8).unwrap();
     assert!(p.holds());
     assert_eq!(p.behind(0, write(5)), None);
@@ -111,7 +112,7 @@ fn a_read_of_memory_sees_what_waits_to_be_written() {
     let mut buf = [0; 2];
     p.overlay(0x104, &mut buf);
     assert_eq!(buf, [0, 0]);
-    // Pushed out: memory writes only. Stores and interrupts stay queued.
+    // Only memory writes are pushed out. Stores and interrupts stay queued.
     p.behind(0, Due::Interrupt(1));
     let out = p.push_out();
     assert_eq!(out.len(), 2);
@@ -162,7 +163,8 @@ fn errors_and_garbage_are_told_apart() {
         ..ok(&s, &[])
     };
     assert_eq!(p.answer(unknown), Settled::Garbage(None));
-    // The answer to a load with the number of a store: the store still waits for its own answer.
+    // The answer is for a load, but has the number of a store. The store still waits for its own
+    // answer.
     let swapped = Answered {
         store: false,
         ..ok(&s, &[])
@@ -209,7 +211,7 @@ fn a_client_that_does_not_answer_is_given_up_until_it_does() {
     assert!(p.accepts(1));
     assert_eq!(p.answer(ok(&l, &[0; 8])), Settled::Late);
     assert!(!p.awaits());
-    // A client that reads no messages receives no more.
+    // A client that does not read its messages is sent no more messages.
     assert!(p.store(100, 0, &[1]));
     assert_eq!(p.deadline(), Some(100 + TIMEOUT_NS));
 }

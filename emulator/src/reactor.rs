@@ -1,7 +1,8 @@
-//! The event loop: one thread, blocked in `epoll_wait` while there is no work.
+//! The event loop of the emulator. A single thread runs it and blocks in `epoll_wait` while there
+//! is no work.
 //!
 //! Each iteration does a bounded amount of work for every ready connection. A NIC has one client at
-//! a time; others wait in the queue of the listening socket until it disconnects.
+//! a time. Other clients wait in the queue of the listening socket until this client disconnects.
 
 use crate::config::Fabric;
 use crate::control::server::{Outcome, Session};
@@ -21,11 +22,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of messages per connection and iteration.
+/// Maximum number of messages that are processed per connection and iteration.
 const BUDGET: usize = 256;
 /// Maximum number of control connections.
 const MAX_CONTROL: usize = 64;
-/// Pause in ns after a failed accept (out of file descriptors).
+/// Time in ns for which a listener is not watched after a failed accept (for example, out of file
+/// descriptors).
 const ACCEPT_PAUSE_NS: u64 = 1_000_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,12 +63,12 @@ impl Token {
     }
 }
 
-/// Event that a connection's socket is watched for.
+/// Event for which the socket of a connection is watched.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Watch {
     Read,
     Write,
-    /// No event: the device must become ready first.
+    /// No event, because the device must become ready first.
     Nothing,
 }
 
@@ -75,7 +77,7 @@ struct Client<T> {
     watch: Watch,
 }
 
-/// The event loop and the state it serves.
+/// The event loop, and the state that it serves.
 pub struct Reactor {
     epoll: OwnedFd,
     world: World,
@@ -86,19 +88,19 @@ pub struct Reactor {
     nics: BTreeMap<usize, Client<Connection>>,
     controls: BTreeMap<usize, Client<Session>>,
     next_control: usize,
-    /// Connections with work left over from the last iteration.
+    /// Connections for which the last iteration left work.
     ready: BTreeSet<Token>,
-    /// NICs whose connection waits until the device is ready for the next message.
+    /// NICs whose connection must wait until the device is ready for the next message.
     waiting: BTreeSet<usize>,
-    /// Listeners that are not watched until the given time.
+    /// Listeners that are not watched, with the time in ns until which this applies.
     paused: BTreeMap<Token, u64>,
     stats: LoopStats,
     sockets: Vec<PathBuf>,
     stop: bool,
 }
 
-/// Binds a listening socket. Replaces a socket file without a listener. Fails if another emulator
-/// listens there.
+/// Binds a listening socket. Replaces a socket file that no process listens on. Fails if another
+/// emulator listens on it.
 fn listen(path: &Path) -> Result<UnixListener> {
     if path.as_os_str().len() > 107 {
         bail!("{}: too long for a socket path (107 bytes)", path.display());
@@ -116,7 +118,7 @@ fn listen(path: &Path) -> Result<UnixListener> {
 }
 
 impl Reactor {
-    /// Binds all sockets; afterwards clients can connect. Errors name the socket.
+    /// Binds all sockets. Clients can connect when this returns. Errors name the socket.
     pub fn new(fabric: &Fabric, world: World) -> Result<Self> {
         std::fs::create_dir_all(&fabric.dir)
             .with_context(|| format!("{}: can't create", fabric.dir.display()))?;
@@ -184,8 +186,8 @@ impl Reactor {
                 self.stats.turns += 1;
             }
             for token in work {
-                // A panic outside the NIC models (which contain theirs) closes only the affected
-                // connection.
+                // A panic outside the NIC models closes only the affected connection. The NIC
+                // models contain their panics.
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.dispatch(token))) {
                     tracing::error!("closing {token:?} after a panic while serving it");
                     self.drop_after_panic(token, &*payload);
@@ -224,7 +226,7 @@ impl Reactor {
             .chain(self.paused.values().copied())
             .min()?;
         let ns = at.saturating_sub(self.world.now());
-        // Limit the wait to an hour; a wake-up without work is harmless.
+        // The wait is limited to an hour. A wake-up without work does no harm.
         let ns = ns.min(3_600_000_000_000);
         Some(Timespec {
             tv_sec: (ns / 1_000_000_000) as i64,
@@ -277,8 +279,8 @@ impl Reactor {
         self.ready.extend(over.into_iter().map(Token::Nic));
     }
 
-    /// Schedules connections whose client has to receive a DMA message. Connections that can't send
-    /// now are woken by epoll.
+    /// Schedules connections whose client must receive a DMA message. For connections that can't
+    /// send now, epoll reports when they can.
     fn wake_requests(&mut self) {
         for (&i, client) in &self.nics {
             if client.watch != Watch::Write && self.world.has_request(i) {
@@ -389,7 +391,7 @@ impl Reactor {
         self.waiting.remove(&i);
         tracing::info!(nic = i, "connection closed by {by}");
         self.world.disconnected(i);
-        // Accept the next client from now on.
+        // The listener is watched again, so that the next client can connect.
         if let Err(e) = self.watch(
             &self.nic_listeners[&i],
             Token::NicListener(i),
@@ -467,7 +469,7 @@ impl Reactor {
     }
 }
 
-/// Changes the event that a socket is watched for.
+/// Changes the event for which a socket is watched.
 fn rewatch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: Token, now: &mut Watch, want: Watch) {
     if *now == want {
         return;
@@ -478,7 +480,7 @@ fn rewatch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: Token, now: &mut Watch, w
         _ => EventFlags::IN,
     };
     let changed = match (*now, want) {
-        // Remove the socket, because epoll would report a closed peer repeatedly.
+        // The socket is removed, because epoll would repeatedly report that the peer has closed it.
         (_, Watch::Nothing) => epoll::delete(epoll, fd),
         (Watch::Nothing, _) => epoll::add(epoll, fd, data, flags),
         _ => epoll::modify(epoll, fd, data, flags),

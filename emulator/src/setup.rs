@@ -1,7 +1,7 @@
-//! The set-up step: programs the fabric like a management program, through the register files of
-//! the NICs.
+//! The set-up step, which programs the fabric through the register files of the NICs, as management
+//! software does.
 //!
-//! It writes node ID, routing and multicast tables of every NIC, makes the links exchange
+//! It writes node ID, routing tables and multicast tables of every NIC, makes the links exchange
 //! identities, and sets the network state. A NIC is programmed again after each reset.
 
 use crate::config::SetupConfig;
@@ -14,14 +14,14 @@ use wire::ids::Vpid;
 use wire::regs::xbar::inp;
 use wire::regs::{info, lp, np, rma};
 
-/// Network state "running" (HW §4.3).
+/// Value of the network state "running" (HW §4.3).
 pub const RUNNING: u64 = 1;
-/// Network state "stopped".
+/// Value of the network state "stopped" (HW §4.3).
 pub const STOPPED: u64 = 2;
 
-/// Value of register `ids`: send GUID, node ID and port to the neighbour.
+/// Value of register `ids` that sends GUID, node ID and port to the neighbour.
 const SEND_BOTH: u64 = 3;
-/// VPIDs per unit, as in the node register at reset (G2).
+/// Number of VPIDs per unit, as in the reset value of the node register (G2).
 const VPIDS: u16 = 256;
 
 /// State of the set-up step.
@@ -32,14 +32,14 @@ pub struct Setup {
     groups: BTreeMap<u8, Vec<usize>>,
     /// Node ID of each NIC.
     pub(crate) ids: Vec<u16>,
-    /// Network state that each NIC is set to.
+    /// Network state that the set-up step writes to each NIC.
     pub(crate) states: Vec<u64>,
     routes: Routes,
     due: BTreeSet<(u64, usize)>,
 }
 
 impl Setup {
-    /// Computes the routes. Fails like [`Routes::compute`].
+    /// Computes the routes. Fails as [`Routes::compute`] does.
     pub fn new(cfg: &SetupConfig, topology: &Topology) -> Result<Self, RouteError> {
         let ids = cfg
             .node_ids
@@ -83,7 +83,7 @@ impl Setup {
 }
 
 impl World {
-    /// Programs a NIC that was reset, now or after the configured delay.
+    /// Programs a NIC that was reset, at once or after the configured delay.
     pub(crate) fn nic_came_back(&mut self, nic: usize) {
         if !self.setup.auto {
             return;
@@ -97,9 +97,9 @@ impl World {
         }
     }
 
-    /// Programs one NIC: identity, tables, neighbour exchange, network state. Without a host it
-    /// also enables the network ports and the VPID for remote register access. Does nothing if the
-    /// NIC is off.
+    /// Programs one NIC: identity, tables, identity exchange with the neighbours, and network
+    /// state. For a NIC without a host, also enables the network ports and the VPID for remote
+    /// register access. Does nothing if the NIC is off.
     pub fn set_up(&mut self, nic: usize) {
         if !self.is_on(nic) {
             return;
@@ -108,11 +108,12 @@ impl World {
         self.write_tables(nic);
         self.exchange_ids(nic);
         if self.is_accelerator(nic) {
-            // There is no driver. Without these ports the NIC's registers would be unreachable.
+            // A NIC without a host has no driver. Without these ports, its registers would be
+            // unreachable.
             for port in [np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {
                 self.poke(nic, np::general(port).get(), np::GENERAL_INIT);
             }
-            // VPIDs that accept other requests may be the only ones that accept register requests
+            // With some options, only VPIDs that accept other requests accept register requests
             // (G19).
             let smallest = rma::Config::for_pcie(128, 128);
             self.poke(nic, rma::CONFIG.get(), smallest.raw());
@@ -123,8 +124,8 @@ impl World {
         self.settle();
     }
 
-    /// Programs every NIC. With `avoid_dead`, computes routes around cables that carry no packets
-    /// now; otherwise routes use the whole topology.
+    /// Programs every NIC. With `avoid_dead`, the routes avoid cables that carry no packets now;
+    /// otherwise, the routes use all cables.
     pub fn set_up_all(&mut self, avoid_dead: bool) -> Result<(), RouteError> {
         let dead = if avoid_dead {
             self.network.dead_cables()
@@ -162,7 +163,7 @@ impl World {
             let grt = (0..inp::GRT_ENTRIES).map(|i| (inp::grt(port, i), word(&tables.grt, i)));
             let mcast = (0..inp::MCAST_ENTRIES).map(|i| (inp::mcast(port, i), word(mcast, i)));
             for (at, value) in lrt.chain(grt).chain(mcast) {
-                // Skip words that are already right, so that a trace shows only changes.
+                // Words with the right value are skipped, so that a trace shows only changes.
                 if self.network.register(nic, at.get()) != Some(value) {
                     self.poke(nic, at.get(), value);
                 }
@@ -178,8 +179,8 @@ impl World {
         }
     }
 
-    /// Sets the network state of one NIC (1 running, 2 stopped, 0 unconfigured), now and after
-    /// resets.
+    /// Sets the network state of one NIC (1 running, 2 stopped, 0 unconfigured). The set-up step
+    /// after a reset sets this state, too.
     pub fn set_state(&mut self, nic: usize, state: u64) {
         self.setup.states[nic] = state;
         self.poke(nic, info::NW_STATE.get(), state);
@@ -187,7 +188,8 @@ impl World {
     }
 
     /// Changes the node ID of a NIC in a running fabric: stops the NIC, writes its ID and all
-    /// tables, and restores its state. Fails like [`Routes::compute`], without any change.
+    /// tables, and restores its state. If [`Routes::compute`] fails, returns its error and changes
+    /// nothing.
     pub fn set_node_id(&mut self, nic: usize, id: u16) -> Result<(), RouteError> {
         let old = std::mem::replace(&mut self.setup.ids[nic], id);
         let s = &self.setup;

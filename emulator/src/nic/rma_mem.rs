@@ -15,36 +15,37 @@ const PAGE: u64 = 4096;
 /// Address space of an RMA address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Space {
-    /// Bus address.
+    /// Memory by its bus address.
     Bus,
-    /// NLA of a VPID.
+    /// Memory by an NLA of this VPID.
     Nla(u8),
-    /// Byte offset in the register file (G19).
+    /// Register file, by a byte offset (G19).
     Registers,
 }
 
-/// Reason of a failed access.
+/// Reason why an access failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FaultKind {
     /// Address or length is invalid for register access (G19).
     Illegal,
-    /// No valid translation. No byte of the packet was transferred (G17).
+    /// The address has no valid translation. No byte of the packet was transferred (G17).
     Translation,
     /// A DMA read failed.
     Dma,
 }
 
-/// Data for a packet, with the bytes that were read so far.
+/// Data for a packet, as far as it has been read.
 #[derive(Debug, Default)]
 pub(super) struct Source {
     pub(super) data: Vec<u8>,
-    /// Pending loads from other devices: number, offset in the data, bytes.
+    /// Pending loads from other devices: number of the load, offset in the data, and length in
+    /// bytes.
     pub(super) missing: Vec<(u64, usize, usize)>,
-    /// True if one of the loads failed.
+    /// True if at least one of the loads failed.
     pub(super) failed: bool,
 }
 
-/// Content of notifications that is the same for all fragments.
+/// Content that the notifications of all fragments have in common.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Note {
     /// VPID whose queue receives the notification.
@@ -56,11 +57,11 @@ pub(super) struct Note {
     pub(super) remote_vpid: u8,
 }
 
-/// A part of a packet that is one access: bus address and bytes.
+/// Chunk of a packet that one access transfers: bus address and length in bytes.
 type Piece = (u64, u32);
 
 impl Nic {
-    /// Reads the source of a packet, or begins loads from other devices, see [`Source::missing`].
+    /// Reads the source of a packet, or begins loads from other devices (see [`Source::missing`]).
     pub(super) fn rma_read(
         &mut self,
         by: Reader,
@@ -102,8 +103,8 @@ impl Nic {
         Ok(source)
     }
 
-    /// Writes the data of a packet for the completer. Fails only for reasons that the chip can
-    /// detect, because DMA writes are posted.
+    /// Writes the data of a packet for the completer. DMA writes are posted, so only reasons that
+    /// the chip can detect before the write return an error.
     pub(super) fn rma_write(
         &mut self,
         space: Space,
@@ -134,8 +135,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Returns the accesses for a packet. The whole packet is translated before the first access
-    /// (G17).
+    /// Returns the accesses that transfer a packet. The whole packet is translated before the first
+    /// access (G17).
     fn rma_pieces(
         &mut self,
         by: NotificationType,
@@ -162,8 +163,8 @@ impl Nic {
         Ok(pieces.into_iter().take(2))
     }
 
-    /// Writes the notifications of a get request that was sent: one, or one per fragment with
-    /// `ntr`.
+    /// Writes the notifications for a GET request that was sent: one notification per fragment if
+    /// `ntr` is set, otherwise one notification.
     pub(super) fn notify_sent(&mut self, note: Note, start: u64, len: u32, env: &mut Env<'_>) {
         let skip = match note.mode.ntr {
             true => 0,
@@ -197,7 +198,7 @@ impl Nic {
         self.notify_words(note.vpid, words, note.kind, env);
     }
 
-    /// Writes a notification of a sub-unit, given as its words.
+    /// Writes a notification of a sub-unit. `words` are the two words of the notification.
     pub(super) fn notify_words(
         &mut self,
         vpid: u8,

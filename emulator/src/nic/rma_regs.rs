@@ -1,4 +1,4 @@
-//! RMA registers: VPID table, error counters, performance counters (HW §10.7).
+//! RMA registers: VPID table, error counters and performance counters (HW §10.7).
 
 use super::{Nic, Te};
 use crate::env::{Accessor, Env};
@@ -10,36 +10,37 @@ use wire::rma::NotificationType;
 /// Errors that the sub-units count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RmaError {
-    /// Requester: command not allowed.
+    /// The requester rejected a command that is not allowed.
     RequesterCommand,
-    /// Requester: accelerator modes are off.
+    /// The requester rejected a command because accelerator modes are off.
     RequesterAccelerator,
-    /// Requester: address can't be translated or accessed.
+    /// The requester could not translate or access an address.
     RequesterTranslation,
-    /// Responder: command not allowed.
+    /// The responder rejected a command that is not allowed.
     ResponderCommand,
-    /// Responder: VPID is not enabled.
+    /// The responder rejected a request to a VPID that is not enabled.
     ResponderVpid,
-    /// Responder: protection descriptors differ.
+    /// The responder rejected a request because the protection descriptors differ.
     ResponderProtection,
-    /// Responder: no such lock.
+    /// The responder rejected a request for a lock that does not exist.
     ResponderLock,
-    /// Responder: address can't be translated or accessed.
+    /// The responder could not translate or access an address.
     ResponderTranslation,
-    /// Completer: command not allowed.
+    /// The completer rejected a command that is not allowed.
     CompleterCommand,
-    /// Completer: VPID is not enabled.
+    /// The completer rejected a packet to a VPID that is not enabled.
     CompleterVpid,
-    /// Completer: protection descriptors differ.
+    /// The completer rejected a packet because the protection descriptors differ.
     CompleterProtection,
-    /// Completer: address can't be translated or accessed.
+    /// The completer could not translate or access an address.
     CompleterTranslation,
     /// A notification waited too long for a slot in its queue.
     QueueTimeout,
 }
 
 impl RmaError {
-    /// Returns the register and the index of the 15-bit counter in it.
+    /// Returns the register that contains the counter, and the index of the 15-bit counter in the
+    /// register.
     fn counter(self) -> (RegOffset, u32) {
         match self {
             Self::RequesterCommand => (regs::REQUESTER_ERROR_CNT_0, 1),
@@ -59,18 +60,18 @@ impl RmaError {
     }
 }
 
-/// Halves of a performance counter register.
+/// Half of a performance counter register.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Half {
     Low,
     High,
 }
 
-/// Performance counter registers that the sub-units have in common.
+/// Performance counter registers that every sub-unit has.
 pub(super) struct Perf {
-    /// Translations; failed translations; fences.
+    /// Registers that count translations, failed translations, and fences.
     pub(super) atu: [RegOffset; 3],
-    /// Notifications.
+    /// Register that counts notifications.
     pub(super) noti: RegOffset,
 }
 
@@ -104,7 +105,8 @@ pub(super) fn perf(unit: NotificationType) -> Perf {
     }
 }
 
-/// Performance counter registers of a read engine: reads, bytes requested, answers, bytes received.
+/// Performance counter registers of a read engine. They count reads, requested bytes, answers, and
+/// received bytes.
 pub(super) struct PerfRead {
     pub(super) requests: RegOffset,
     pub(super) bytes_asked: RegOffset,
@@ -112,7 +114,7 @@ pub(super) struct PerfRead {
     pub(super) bytes: RegOffset,
 }
 
-/// The read engines.
+/// Sub-unit that contains a read engine.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Reader {
     Requester,
@@ -145,7 +147,7 @@ impl Reader {
     }
 }
 
-/// Control register, first counter and last counter of the three groups of error counters.
+/// Control register, first counter and last counter of each of the three groups of error counters.
 const ERROR_GROUPS: [(RegOffset, RegOffset, RegOffset); 3] = [
     (
         regs::REQUESTER_ERROR_CTRL,
@@ -170,7 +172,7 @@ fn table_index(offset: RegOffset) -> Option<usize> {
     (i < 256).then_some(i)
 }
 
-/// Value of `config.mtu` (HW §3.5).
+/// Value of the register field `config.mtu` (HW §3.5).
 const MTU: u16 = 512;
 
 impl Nic {
@@ -197,7 +199,7 @@ impl Nic {
         self.raise(Te::RmaError);
     }
 
-    /// Counts the drop of a held item.
+    /// Counts an item that was dropped because its queue stayed full.
     pub(super) fn bq_timeout_error(&mut self, unit: Unit) {
         match unit {
             Unit::Rma => self.rma_error(RmaError::QueueTimeout),
@@ -217,15 +219,16 @@ impl Nic {
             .set_at(at.0, (u64::from(high) << 32) | u64::from(low));
     }
 
-    /// Adds to a 48-bit byte counter.
+    /// Adds `n` to a 48-bit counter of bytes.
     pub(super) fn rma_count_bytes(&mut self, at: RegOffset, n: u64) {
         let sum = self.storage.at(at.0).wrapping_add(n) & ((1 << 48) - 1);
         self.storage.set_at(at.0, sum);
     }
 
-    /// Reports a VPID that is opened with units or packet sizes that chip and bus do not have (HW
-    /// §3.5, §10.7). The peer's completer is at n1, its responder at n2, and packets have 512
-    /// bytes. PCIe packets are not larger than configuration space allows.
+    /// Reports a VPID that software opens with units or packet sizes that the chip or the bus does
+    /// not have (HW §3.5, §10.7). The peer's completer is at network port n1, its responder at n2,
+    /// and packets have 512 bytes. PCIe packets must not exceed the size that the configuration
+    /// space allows.
     fn rma_check_setup(&mut self, vpid: usize, entry: VpidTable, env: &mut Env<'_>) {
         let units = (entry.tu_completer(), entry.tu_responder());
         if units != (np::RMA_COMPLETER as u8, np::RMA_RESPONDER as u8) {
@@ -237,7 +240,7 @@ impl Nic {
         let sizes = [config.pcie_mode(), config.pcie_mode_reads()];
         let classes = [128, 256, 512, 0].map(regs::pcie_size_class);
         let fits = |(size, most): (u8, u32)| {
-            // Class 1 represents all larger sizes.
+            // Size class 1 represents all larger sizes.
             let bytes = if size == 1 {
                 u32::MAX
             } else {
@@ -296,7 +299,8 @@ impl Nic {
             return true;
         }
         if offset == regs::PERF_COUNTER_CONTROL {
-            // Any bit clears the counters, because the layout is unknown (G29).
+            // Writing any bit clears the counters, because the layout of the register is unknown
+            // (G29).
             if value != 0 {
                 for at in (regs::PERF_REQUESTER_IN_0.0..=regs::PERF_COMPLETER_NOTI.0).step_by(8) {
                     self.storage.set_at(at, 0);

@@ -1,4 +1,4 @@
-//! RMA requester: checks and executes commands (HW §10.2…10.5).
+//! RMA requester, which checks and executes commands (HW §10.2…10.5).
 
 use super::rma::RmaCommand;
 use super::rma_engine::{Flow, Task, Transfer};
@@ -13,8 +13,8 @@ use wire::rma::{
     NotifySpec, Operation, FRAGMENT,
 };
 
-/// Clears the bits that the command does not use, so that a descriptor with random values in them
-/// still executes.
+/// Returns the words with all bits cleared that the command does not use. A descriptor with random
+/// values in these bits is therefore still executed.
 fn without_reserved(words: [u64; 3]) -> [u64; 3] {
     let [raw, word1, word2] = words;
     let word0 = DescriptorWord(raw & DescriptorWord::KNOWN);
@@ -31,8 +31,8 @@ fn without_reserved(words: [u64; 3]) -> [u64; 3] {
 }
 
 impl Nic {
-    /// Queues a descriptor for execution after the earlier ones of the same VPID and traffic class
-    /// (HW §10.8).
+    /// Queues a descriptor. It is executed after the earlier descriptors of its VPID and traffic
+    /// class (HW §10.8).
     pub(super) fn rma_execute(&mut self, command: &RmaCommand, env: &Env<'_>) {
         let flow = Flow::Requester {
             vpid: command.vpid,
@@ -42,7 +42,7 @@ impl Nic {
         self.rma.engine.push(flow, Task::Command(*command), now);
     }
 
-    /// Begins a command. Returns its transfer if packets have to be sent step by step.
+    /// Begins a command. Returns a transfer if the command must send packets step by step.
     pub(super) fn rma_begin(
         &mut self,
         command: &RmaCommand,
@@ -97,8 +97,8 @@ impl Nic {
         }
     }
 
-    /// Rejects a command as a whole: writes a requester notification with error bit if requested
-    /// (G14).
+    /// Rejects a whole command. Writes a requester notification with an error bit if the command
+    /// requests one (G14).
     fn rma_illegal(&mut self, command: &RmaCommand, error: RmaError, why: &str, env: &mut Env<'_>) {
         let vpid = command.vpid;
         self.counters.drops.rma_bad_command = self.counters.drops.rma_bad_command.wrapping_add(1);
@@ -271,7 +271,7 @@ impl Nic {
         None
     }
 
-    /// Returns the content that all packets of a command share. The kind is a placeholder.
+    /// Returns the content that all packets of a command have in common. `kind` is a placeholder.
     fn rma_message(&self, c: &RmaCommand, d: &Descriptor) -> RmaMessage {
         RmaMessage {
             origin_vpid: c.vpid,
@@ -305,7 +305,7 @@ impl Nic {
             bytes,
             body: Body::Rma(Box::new(message)),
         };
-        // The caller ensures the order, so the packet bypasses the lane's queue.
+        // The packet bypasses the queue of its lane, because the caller ensures the order.
         self.inject(packet, env);
     }
 
@@ -322,8 +322,8 @@ impl Nic {
     }
 }
 
-/// Returns word 0 and size field of the requester notification of a rejected command: those of its
-/// first fragment.
+/// Returns word 0 and the size field of the requester notification of a rejected command. Both are
+/// those of the first fragment.
 fn refused([word0, word1, word2]: [u64; 3]) -> (u64, u32) {
     let word0 = DescriptorWord(word0);
     let count = word0.count();
@@ -337,7 +337,7 @@ fn refused([word0, word1, word2]: [u64; 3]) -> (u64, u32) {
     }
 }
 
-/// Returns word 0 of a lock notification.
+/// Returns word 0 of the notification of a lock operation.
 pub(super) fn lock_word(number: u32, success: bool, value: i32) -> u64 {
     wire::rma::LockResult(0)
         .with_number(number)

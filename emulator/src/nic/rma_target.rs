@@ -1,4 +1,4 @@
-//! RMA responder and completer: processing of packets from the network (HW §10.5).
+//! RMA responder and completer, which process packets from the network (HW §10.5).
 
 use super::dma::nth;
 use super::rma_engine::Transfer;
@@ -31,8 +31,9 @@ impl Side {
 struct Arrived<'a> {
     from: u16,
     part: Part,
-    /// Content of its notification, and true if that is requested.
+    /// Content of the completer's notification.
     note: Note,
+    /// True if the completer's notification is requested.
     wanted: bool,
     space: Space,
     addr: u64,
@@ -63,7 +64,7 @@ fn half(command: Command) -> Half {
 }
 
 impl Nic {
-    /// Processes a request or response from another node.
+    /// Processes an RMA request or response from another node.
     pub(super) fn rma_receive(&mut self, from: u16, tc: u8, m: RmaMessage, env: &mut Env<'_>) {
         if self.rma_loses(&m) {
             return;
@@ -102,8 +103,8 @@ impl Nic {
         }
     }
 
-    /// Returns true if an injected fault loses the packet. The sender does not notice, because the
-    /// packet has left the network.
+    /// Returns true if an injected fault loses the packet. The sender does not notice the loss,
+    /// because the packet has left the network.
     fn rma_loses(&mut self, m: &RmaMessage) -> bool {
         let (RmaKind::Put { part, .. } | RmaKind::GetResponse { part, .. }) = m.kind else {
             return false;
@@ -114,8 +115,9 @@ impl Nic {
         lost
     }
 
-    /// Checks the target VPID. Register accesses are exempt unless configured otherwise (G19).
-    /// Notifications and locks on the same page are always checked.
+    /// Checks the VPID that a request or response addresses. Register accesses are not checked
+    /// unless configured otherwise (G19). Notifications and locks on a register-access page are
+    /// always checked.
     fn rma_admit(&mut self, from: u16, m: &RmaMessage, side: Side, env: &mut Env<'_>) -> bool {
         let table = self.rma_vpid(m.peer_vpid);
         let registers =
@@ -170,7 +172,8 @@ impl Nic {
         });
     }
 
-    /// Returns the notification of a command of another node, for the VPID it names.
+    /// Returns the notification of a command of another node, for the VPID that the command
+    /// addresses.
     fn peer_note(m: &RmaMessage, from: u16, kind: NotificationType) -> Note {
         Note {
             vpid: m.peer_vpid,
@@ -182,7 +185,7 @@ impl Nic {
         }
     }
 
-    /// Completes a put, immediate put or notification put.
+    /// Completes a packet of a PUT, an immediate PUT or a notification PUT.
     fn rma_complete(&mut self, from: u16, m: RmaMessage, env: &mut Env<'_>) {
         let note = Self::peer_note(&m, from, NotificationType::Completer);
         let space = space(&m, m.peer_vpid, true);
@@ -226,7 +229,7 @@ impl Nic {
         }
     }
 
-    /// Counts a failure of the completer. Returns true if a notification must be written.
+    /// Counts a failure of the completer. Returns true if the completer must write a notification.
     fn rma_settle(&mut self, result: Result<(), FaultKind>, wanted: bool) -> bool {
         let Err(fault) = result else {
             return wanted;
@@ -239,9 +242,9 @@ impl Nic {
         wanted || self.rma_force_errors()
     }
 
-    /// Completes a packet with data, or with the error of the other side that could not read them.
-    /// After a failure the remaining packets of the transfer are discarded, so that there is one
-    /// error notification and no later success.
+    /// Completes a packet that contains data, or the error of the other side, which could not read
+    /// the data. After a failure, the remaining packets of the transfer are discarded, so that
+    /// there is a single error notification and no later success.
     fn rma_store_part(&mut self, arrived: Arrived<'_>, env: &mut Env<'_>) {
         let Arrived {
             from,
@@ -258,7 +261,7 @@ impl Nic {
         let data = match data {
             Ok(data) => data,
             Err(len) => {
-                // The other side has counted the error (G17).
+                // The other side has already counted the error (G17).
                 if wanted || self.rma_force_errors() {
                     let unit = match note.command {
                         Command::BytePut | Command::QwPut => NotificationType::Requester,
@@ -282,8 +285,9 @@ impl Nic {
         }
     }
 
-    /// Answers get and lock requests in the responder (or the completer, for locks) and writes
-    /// their notifications. Returns the transfer of a get, whose packets are sent step by step.
+    /// Answers GET and lock requests on behalf of the responder (or of the completer, for locks),
+    /// and writes their notifications. Returns the transfer of a GET, whose packets are sent step
+    /// by step.
     pub(super) fn rma_answer(
         &mut self,
         from: u16,
@@ -338,8 +342,8 @@ impl Nic {
                     self.rma_count(regs::PERF_RESPONDER_IN_1, Half::Low, 1);
                     self.rma_count(regs::PERF_RESPONDER_OUT_1, Half::Low, 1);
                 }
-                // The notification follows the counter, and the counter follows all earlier
-                // operations on it.
+                // The notification must follow the write of the lock's value, which must follow all
+                // earlier operations on the lock.
                 let stream = Stream::Rma {
                     node: from,
                     vpid: m.origin_vpid,
@@ -407,7 +411,7 @@ impl Nic {
         self.inject(packet, env);
     }
 
-    /// Processes a response in the completer at the origin.
+    /// Processes a response on behalf of the completer at the origin.
     fn rma_response(&mut self, from: u16, m: RmaMessage, env: &mut Env<'_>) {
         let note = Note {
             vpid: m.origin_vpid,

@@ -1,8 +1,8 @@
-//! SMFU, origin side: accesses to the shared memory window become requests to other nodes (HW §12,
-//! G18).
+//! Origin side of the SMFU: accesses to the shared memory window become requests to other nodes (HW
+//! §12, G18).
 //!
-//! Stores are posted. A load waits in the matching store for its response. After a time-out, or
-//! without a target, a load returns all ones.
+//! Stores are posted. A load waits in the matching store for its response. A load without a target,
+//! or whose response times out, returns all ones.
 
 use super::bridge::DeviceRead;
 use super::smfu_queue::Queue;
@@ -21,16 +21,16 @@ use wire::route::{self, RouteWord};
 
 /// Number of entries of the matching store.
 const STORE: usize = 512;
-/// Valid address bits of intervals and bases.
+/// Mask of the valid address bits of intervals and bases.
 const ADDR_MASK: u64 = (1 << 48) - 1;
-/// Crossbar inport of the SMFU's network port.
+/// Number of the crossbar inport at the SMFU's network port.
 const INPORT: u32 = 10;
 
-/// Receiver of the data of a response.
+/// Receiver of the data of a load.
 pub(super) enum Sink {
-    /// The host's load with this number, and the offset of the bytes in it.
+    /// The host's load with this number. The second number is the offset of the data in the load.
     Host(u64, usize),
-    /// The device behind the root port.
+    /// The device behind the root port, for this read.
     Device(DeviceRead),
 }
 
@@ -49,24 +49,24 @@ struct HostRead {
     left: u32,
 }
 
-/// Maximum number of stores that may still arrive after the host was told to wait: the remaining
-/// stores of one message.
+/// Maximum number of stores that may still arrive after the environment has told the host to wait,
+/// because one message can contain several stores.
 pub const UNDER_WAY: usize = 256;
 
-/// Bytes in flight above which the host has to wait before it stores more: data plus 64 for each
-/// packet.
+/// Number of bytes in flight above which the host must wait before it stores more. A packet counts
+/// its data plus 64 bytes.
 const IN_FLIGHT: u64 = 1 << 20;
-/// Bytes in flight above which stores are dropped.
+/// Number of bytes in flight above which stores are dropped.
 const MOST_IN_FLIGHT: u64 = 16 << 20;
 
-/// Permission of the host to store to the window.
+/// State of the permission for the host to store to the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Stall {
     #[default]
     No,
-    /// The host waits for the network, until this time or earlier.
+    /// The host must wait for the network, at the latest until this time in ns.
     Until(u64),
-    /// The wait has timed out: stores without buffer space are dropped.
+    /// The wait has timed out. Stores without buffer space are dropped.
     Over,
 }
 
@@ -76,16 +76,16 @@ pub(super) struct Smfu {
     store: BTreeMap<u64, Outstanding>,
     last_tag: u64,
     host: Option<HostRead>,
-    /// Number of the host's current load, and the number of its requests so far.
+    /// Number of the host's current load, and the number of requests that the load has made.
     load: (u64, u32),
     stall: Stall,
-    /// Bytes of this unit's packets that are in the network or not yet stored by their targets.
+    /// Number of bytes of this unit's packets that the targets have not stored.
     pub(super) in_flight: Rc<Cell<u64>>,
 }
 
 impl Smfu {
-    /// Resets the state. Tags continue, so that responses to earlier requests do not match new
-    /// ones.
+    /// Resets the state. The numbering of tags continues, so that late responses to earlier
+    /// requests do not match new requests.
     pub(super) fn reset(&mut self) {
         *self = Self {
             last_tag: self.last_tag,
@@ -105,21 +105,21 @@ impl Smfu {
     }
 }
 
-/// Target of an access.
+/// Target of an access to the window.
 struct Target {
     node: u16,
     interval: Option<u8>,
-    /// Global address.
+    /// Global address of the access.
     addr: u64,
 }
 
-/// Reason for an access without a target.
+/// Reason why an access has no target.
 enum TargetError {
     Disabled,
     NoTarget(&'static str),
 }
 
-/// Returns the exclusive end of an interval; an end with low bits 0xFFF is inclusive (G18).
+/// Returns the exclusive end of an interval. An end whose low bits are 0xFFF is inclusive (G18).
 fn exclusive(end: u64) -> u64 {
     if end & 0xFFF == 0xFFF {
         end + 1
@@ -137,7 +137,7 @@ impl Nic {
         TrafficClass(self.storage.at(regs::TRAFFIC_CLASS.0))
     }
 
-    /// Returns the time-out of a request in ns.
+    /// Returns the timeout of a request in ns.
     fn smfu_timeout(&self) -> u64 {
         let t = TimeoutControl(self.storage.at(regs::TIMEOUT_CONTROL.0)).timeout();
         match t {
@@ -191,8 +191,8 @@ impl Nic {
         }
     }
 
-    /// Returns true if the routing tables of the SMFU's inport contain the node. Without a network
-    /// every node is accepted.
+    /// Returns true if the routing tables of the SMFU's inport contain the node. If the NIC has no
+    /// network, every node is accepted.
     fn routable(&mut self, node: u16) -> bool {
         let Some(net) = &mut self.net else {
             return true;
@@ -223,7 +223,7 @@ impl Nic {
         self.diagnose(env, || format!("SMFU {what} at {addr:#x}: {why}"));
     }
 
-    /// Sets the error flag and raises its event.
+    /// Sets the error flag of the SMFU and raises the event for it.
     fn smfu_failed(&mut self) {
         let at = regs::TIMEOUT_CONTROL.0;
         let control = TimeoutControl(self.storage.at(at)).with_timeout_err(true);
@@ -256,7 +256,7 @@ impl Nic {
         }
     }
 
-    /// Sends a packet of this unit.
+    /// Sends a packet of the SMFU.
     pub(super) fn smfu_send(
         &mut self,
         node: u16,
@@ -276,8 +276,8 @@ impl Nic {
         self.send(packet, None, env);
     }
 
-    /// Sends a store that arrived at the unit. `admitted` is true if its buffer space was checked
-    /// before.
+    /// Sends a store that has arrived at the SMFU. `admitted` is true if the buffer space for the
+    /// store was checked earlier.
     pub(super) fn smfu_store_now(
         &mut self,
         addr: u64,
@@ -305,7 +305,7 @@ impl Nic {
         self.smfu_send(target.node, tc, data.len() as u32, message, env);
     }
 
-    /// Reports a store that is dropped for lack of buffer space.
+    /// Reports a store that is dropped because buffer space is missing.
     pub(super) fn smfu_congested(&mut self, addr: u64, env: &mut Env<'_>) {
         self.smfu_failed();
         let waiting = self.smfu_waiting();
@@ -319,15 +319,15 @@ impl Nic {
         self.tx_len(Lane::SMFU) + self.smfu.queue.len()
     }
 
-    /// Returns true if the limits are reached. MODEL: the limit of bytes in flight exists besides
-    /// the network's buffers, because devices of the target accept stores much more slowly than its
-    /// memory.
+    /// Returns true if a limit is reached. MODEL: there is a limit of bytes in flight in addition
+    /// to the buffers of the network, because devices of the target accept stores much more slowly
+    /// than memory.
     fn smfu_full(&self) -> bool {
         self.smfu_waiting() >= self.cfg.tx_queue_limit || self.smfu.in_flight.get() >= IN_FLIGHT
     }
 
     /// Returns true if another store fits. While the network is blocked, the host must first wait
-    /// ([`Nic::host_stalled`]); after that stores are dropped.
+    /// ([`Nic::host_stalled`]). After the wait has timed out, stores are dropped.
     pub(super) fn smfu_room(&mut self, env: &Env<'_>) -> bool {
         if !self.smfu_full() {
             self.smfu.stall = Stall::No;
@@ -340,12 +340,12 @@ impl Nic {
         }
         let waiting = self.smfu_waiting();
         let room = if waiting >= self.cfg.tx_queue_limit {
-            // Stores that the host had already sent when it was stopped still fit.
+            // Stores that the host had already sent when it was stopped are still accepted.
             self.smfu.stall != Stall::Over
                 && waiting < self.cfg.tx_queue_limit.saturating_add(UNDER_WAY)
         } else {
-            // Two hosts may store to each other's devices and stop each other. They continue after
-            // a while.
+            // Two hosts that store to each other's devices may stop each other. They continue after
+            // the timeout.
             self.smfu.in_flight.get() < MOST_IN_FLIGHT
         };
         if !room {
@@ -355,13 +355,13 @@ impl Nic {
         room
     }
 
-    /// Returns true while the host must not store, because the network accepts no SMFU packets. The
-    /// state ends after the SMFU's time-out ([`Nic::next_deadline`]).
+    /// Returns true while the host must not store because the network accepts no SMFU packets. The
+    /// state ends at the latest after the SMFU's timeout ([`Nic::next_deadline`]).
     pub fn host_stalled(&self) -> bool {
         matches!(self.smfu.stall, Stall::Until(_)) && self.smfu_full()
     }
 
-    /// Returns true while the host waits for a load, or must not store.
+    /// Returns true while the host waits for a load, or must not store to the window.
     pub fn host_waits(&self) -> bool {
         self.smfu.host.as_ref().is_some_and(|h| h.left > 0) || self.host_stalled()
     }
@@ -375,14 +375,14 @@ impl Nic {
         })
     }
 
-    /// Begins a load of the host.
+    /// Begins a load by the host.
     pub(super) fn smfu_begin_load(&mut self) {
         self.smfu.load = (self.smfu.load.0 + 1, 0);
         self.smfu.host = None;
     }
 
-    /// Ends the request phase of a load of the host. Returns true if requests are pending, so
-    /// `data` is incomplete.
+    /// Ends the request phase of a load by the host. Returns true if requests are pending, which
+    /// means that `data` is incomplete.
     pub(super) fn smfu_end_load(&mut self, data: &[u8]) -> bool {
         let (id, left) = self.smfu.load;
         self.smfu.host = (left > 0).then(|| HostRead {
@@ -393,8 +393,8 @@ impl Nic {
         left > 0
     }
 
-    /// Stores the result of a pending load in `data`. Returns `false` while it is still pending.
-    /// After a reset the result is all ones.
+    /// Stores the result of a pending load in `data`. Returns `false` while the load is still
+    /// pending. After a reset, the result is all ones.
     pub fn finish_load(&mut self, data: &mut [u8]) -> bool {
         match self.smfu.host.take() {
             Some(host) if host.left > 0 => {
@@ -412,7 +412,7 @@ impl Nic {
         }
     }
 
-    /// Loads from the window for the host. The bytes belong at offset `at` of the whole load.
+    /// Loads from the window for the host. `data` belongs at offset `at` of the whole load.
     pub(super) fn smfu_load(
         &mut self,
         addr: u64,
@@ -457,7 +457,7 @@ impl Nic {
             return Some(sink);
         }
         let now = env.host.now_ns();
-        // Tags never repeat, even across resets and power cycles.
+        // Tags never repeat, not even after resets and power cycles.
         let tag = self.smfu.last_tag.max(now) + 1;
         self.smfu.last_tag = tag;
         self.smfu.store.insert(
@@ -491,7 +491,7 @@ impl Nic {
         None
     }
 
-    /// Processes a response.
+    /// Processes a response to a load.
     pub(super) fn smfu_response(
         &mut self,
         from: u16,
@@ -527,7 +527,7 @@ impl Nic {
         self.smfu_give(o.sink, o.len, data);
     }
 
-    /// Completes a load of `len` bytes with its data, or without.
+    /// Completes a load of `len` bytes. `data` is `None` if the load failed.
     pub(super) fn smfu_give(&mut self, sink: Sink, len: u32, data: Option<Vec<u8>>) {
         match sink {
             Sink::Host(id, at) => {
@@ -544,7 +544,7 @@ impl Nic {
         }
     }
 
-    /// Ends waits and requests that have timed out.
+    /// Ends waits and loads that have timed out.
     pub(super) fn smfu_expire(&mut self, now_ns: u64, env: &mut Env<'_>) {
         self.run_smfu_queue(now_ns, env);
         if let Stall::Until(at) = self.smfu.stall {
@@ -573,7 +573,8 @@ impl Nic {
         }
     }
 
-    /// Returns the live bits of `status_control`.
+    /// Returns `status_control` with the bits that the SMFU computes. Returns `None` for other
+    /// registers.
     pub(super) fn smfu_reg_read(&self, offset: RegOffset) -> Option<u64> {
         (offset == regs::STATUS_CONTROL).then(|| {
             self.smfu_status()

@@ -1,12 +1,12 @@
-//! Accesses to the window in flight to the SMFU. MODEL: the sources specify neither their delay nor
-//! their order relative to register writes that change an interval (G35).
+//! Accesses to the SMFU window that are in flight to the SMFU. MODEL: the sources specify neither
+//! their delay nor their order relative to register writes that change an interval (G35).
 
 use super::smfu::Sink;
 use super::Nic;
 use crate::env::Env;
 use std::collections::VecDeque;
 
-/// An access whose target has not been determined yet.
+/// An access whose target has not been determined.
 enum Access {
     Store {
         addr: u64,
@@ -21,7 +21,7 @@ enum Access {
     },
 }
 
-/// Accesses in order, each with the time at which it reaches the SMFU.
+/// Accesses in order, each with the time in ns at which it reaches the SMFU.
 #[derive(Default)]
 pub(super) struct Queue(VecDeque<(u64, Access)>);
 
@@ -36,7 +36,7 @@ impl Queue {
 }
 
 impl Nic {
-    /// Processes a store to the window, by the host or by the device behind the root port.
+    /// Processes a store to the window by the host or by the device behind the root port.
     pub(super) fn smfu_store(
         &mut self,
         addr: u64,
@@ -48,8 +48,8 @@ impl Nic {
         if late == 0 && self.smfu.queue.0.is_empty() {
             return self.smfu_store_now(addr, remote_rf, data, false, env);
         }
-        // Check buffer space now, because accesses in flight need it, too. No accepted store is
-        // dropped later.
+        // Buffer space is checked now, because accesses in flight need buffer space, too. An
+        // accepted store is not dropped later.
         if !self.smfu_room(env) {
             return self.smfu_congested(addr, env);
         }
@@ -62,7 +62,7 @@ impl Nic {
         self.smfu.queue.0.push_back((at, access));
     }
 
-    /// Processes a load from the window, behind all earlier stores. Returns `sink` if the request
+    /// Queues a load from the window behind all earlier stores. Returns `sink` if the request
     /// failed.
     pub(super) fn smfu_request(
         &mut self,

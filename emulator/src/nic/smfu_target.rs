@@ -1,14 +1,14 @@
-//! SMFU, target side: executes requests of other nodes as accesses to memory, registers,
-//! interrupts, or the device behind the root port (HW §12, G18, G26).
+//! Target side of the SMFU: executes requests of other nodes as accesses to memory, to registers or
+//! to the device behind the root port, or as interrupts (HW §12, G18, G26).
 
 use super::{Nic, SmfuMessage, SmfuSpace, ZeroBase, RF_SIZE};
 use crate::env::{Accessor, Env};
 use crate::lane::Lane;
 use wire::regs::smfu as regs;
 
-/// Valid bits of target addresses.
+/// Mask of the valid bits of target addresses.
 const ADDR_MASK: u64 = (1 << 48) - 1;
-/// Maximum length of a read in bytes. Requests of the network are never longer.
+/// Maximum length of a read in bytes. Requests from the network are never longer.
 const MAX_READ: u32 = 1 << 20;
 
 /// Destination of the response to a read.
@@ -19,7 +19,7 @@ pub(super) struct Requester {
 }
 
 impl Nic {
-    /// Processes a request or response from another node.
+    /// Processes an SMFU request or response from another node.
     pub(super) fn smfu_receive(&mut self, from: u16, message: SmfuMessage, env: &mut Env<'_>) {
         if !self.smfu_status().enable() {
             let n = &mut self.counters.drops.smfu_disabled;
@@ -47,7 +47,7 @@ impl Nic {
         }
     }
 
-    /// Returns the local address of a global one (HW §12).
+    /// Returns the local address for a global address (HW §12).
     fn smfu_local(&self, interval: Option<u8>, addr: u64) -> u64 {
         let means_default = self.cfg.smfu_zero_base == ZeroBase::Default;
         let base = interval
@@ -82,7 +82,7 @@ impl Nic {
                 if self.is_root_port() {
                     self.bridge_write(at, data);
                 } else if self.posted_write(at, data, env).is_err() {
-                    // `posted_write` counts and reports the failure; a posted write has no answer.
+                    // `posted_write` counts and reports the failure. A posted write has no answer.
                     self.counters.drops.dma = self.counters.drops.dma.wrapping_add(1);
                 }
             }
@@ -113,13 +113,14 @@ impl Nic {
             SmfuSpace::Memory(interval) => {
                 let at = self.smfu_local(interval, addr);
                 if self.is_root_port() {
-                    // The device's answer completes the read.
+                    // The answer of the device completes the read.
                     return self.bridge_read(to, at, len, env);
                 }
-                // A read of 0 bytes needs no access, because the writes before it are done.
+                // A read of 0 bytes needs no access, because all earlier writes have been
+                // performed.
                 match len {
                     0 => Some(()),
-                    // The other device's answer completes the read.
+                    // The answer of the other device completes the read.
                     _ if self.load_for_smfu(to, at, len, env) => return,
                     _ => self.dma_read(at, &mut data, env).ok(),
                 }
@@ -139,7 +140,7 @@ impl Nic {
     /// Answers a read.
     pub(super) fn smfu_answer(&mut self, to: Requester, data: Option<Vec<u8>>, env: &mut Env<'_>) {
         if self.tx_len(Lane::SMFU) >= self.cfg.tx_queue_limit.saturating_mul(2) {
-            // The origin's time-out reports the lost response.
+            // The timeout at the origin reports the lost response.
             let n = &mut self.counters.drops.smfu_congested;
             *n = n.wrapping_add(1);
             return;

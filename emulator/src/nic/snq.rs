@@ -1,5 +1,5 @@
-//! System notification queue: trigger events, micro-programs, ring in host memory, interrupt (HW
-//! §6, G4…G6).
+//! System notification queue (SNQ): trigger events, micro-programs, ring in host memory, and
+//! interrupt (HW §6, G4…G6).
 
 use super::dma::MSI_RANGE;
 use super::random_delay::RandomDelay;
@@ -12,24 +12,25 @@ use wire::snq::{Entry, Header, InstructionWord, Opcode, END, ENTRY_BYTES, PAYLOA
 
 pub use wire::snq::TriggerEvent as Te;
 
-/// Maximum number of instructions of a program. A longer program contains a loop.
+/// Maximum number of instructions that a program executes. A program that executes more contains a
+/// loop.
 const MAX_STEPS: u32 = 512;
 const NS_PER_TICK: u64 = 1;
-/// Command of an interrupt packet: posted write of doublewords (HW §6.2).
+/// Command of an interrupt packet: a posted write of doublewords (HW §6.2).
 const POSTED_DWORD: u64 = 0x2D;
 
-/// Program that runs, or waits for a free entry of the ring.
+/// A program that is running, or that waits for a free entry of the ring.
 struct Running {
     event: u8,
     pc: u8,
     steps: u32,
-    /// True if the instruction at `pc` has done its reads and only its entry is missing.
+    /// True if the instruction at `pc` has performed its reads and waits for a free entry.
     emitting: bool,
 }
 
 pub(super) struct Snq {
     delay: RandomDelay,
-    /// Time at which the next programs begin, if an event is pending.
+    /// Time at which the programs of pending events begin; `None` if no time has been drawn.
     begin: Option<u64>,
     enable: u32,
     once: u32,
@@ -44,7 +45,7 @@ pub(super) struct Snq {
     execute: bool,
     program: Option<Box<[u64; 256]>>,
     words: [u64; PAYLOAD_WORDS],
-    /// Payload of the last entry, for [`NicConfig::snq_stale_words`].
+    /// Payload of the entry that was written last, for [`NicConfig::snq_stale_words`].
     last: [u64; PAYLOAD_WORDS],
     running: Option<Running>,
 }
@@ -81,8 +82,8 @@ impl Snq {
         self.begin.filter(|_| self.is_ready())
     }
 
-    /// Returns true if programs may begin now. They begin some time after an event and report all
-    /// changes until then (G4).
+    /// Returns true if programs may begin now. Programs begin some time after an event, and report
+    /// all changes until they begin (G4).
     fn may_begin(&mut self, now: u64) -> bool {
         if self.delay.is_off() || self.running.is_some() {
             return true;
@@ -99,7 +100,7 @@ impl Snq {
         u32::from(self.mslt) + 1
     }
 
-    /// Returns the number of entries from `from` to `to` around the ring.
+    /// Returns the number of entries from `from` to `to`, cyclically.
     fn distance(&self, from: u16, to: u16) -> u32 {
         let n = self.entries();
         (u32::from(to) % n + n - u32::from(from) % n) % n
@@ -109,7 +110,7 @@ impl Snq {
         u32::from(self.wplt) % self.entries() == u32::from(self.rplt) % self.entries()
     }
 
-    /// Returns true if a program can run or continue.
+    /// Returns true if a program can begin or continue.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         self.execute
@@ -117,7 +118,7 @@ impl Snq {
             && !self.full()
     }
 
-    /// Returns true if the armed watermark is reached (G6).
+    /// Returns true if the watermark is armed and reached (G6).
     fn due(&self) -> bool {
         let first = self.rplt.wrapping_add(1);
         let mark = IrqWatermark(self.watermark).watermark();
@@ -169,7 +170,8 @@ impl Snq {
         })
     }
 
-    /// Returns address and flip bit of the entry at the write pointer, and advances the pointer.
+    /// Returns the address and the flip bit of the entry at the write pointer, and advances the
+    /// write pointer.
     fn take_slot(&mut self) -> (u64, bool) {
         let n = self.entries();
         let at = u32::from(self.wplt) % n;
@@ -184,7 +186,7 @@ impl Snq {
 }
 
 impl Nic {
-    /// Counts a trigger event and makes it pending.
+    /// Counts a trigger event and marks it as pending.
     pub(super) fn raise(&mut self, event: Te) {
         self.snq.raise(event);
         let n = &mut self.counters.events[usize::from(event.number())];
@@ -228,8 +230,8 @@ impl Nic {
     }
 
     /// Checks the registers when the queue starts. The interrupt packet must be a posted write of a
-    /// doubleword to the bridge's interrupt addresses, and the HTAX set-up must lead to the host
-    /// (HW §3.1 step 7, §6.2).
+    /// doubleword to an interrupt address of the bridge, and the HTAX registers must route it to
+    /// the host (HW §3.1 step 7, §6.2).
     fn snq_check_setup(&mut self, env: &mut Env<'_>) {
         let [packet, ways] = [regs::IRQ_0, regs::HTAX].map(|reg| self.storage.at(reg.0));
         let address = (packet >> 26) << 2;
@@ -252,7 +254,7 @@ impl Nic {
         }
     }
 
-    /// Runs the programs of pending events until none is left or the ring is full.
+    /// Runs the programs of pending events until no event is pending or the ring is full.
     pub(super) fn run_snq(&mut self, env: &mut Env<'_>) {
         if !self.snq.may_begin(env.host.now_ns()) {
             return;
@@ -345,7 +347,7 @@ impl Nic {
         }
     }
 
-    /// Writes an entry, advances the pointer, then sends the interrupt.
+    /// Writes an entry, advances the write pointer, then sends the interrupt.
     fn snq_emit(&mut self, pc: u8, words: u8, env: &mut Env<'_>) {
         let n = usize::from(words).min(PAYLOAD_WORDS);
         let (at, flip) = self.snq.take_slot();
@@ -359,7 +361,7 @@ impl Nic {
         }
         self.snq.last = entry.payload;
         if self.lost_slots(LossyRing::Snq, 0, 1) == 0 {
-            // `dma_write` counts and reports a failure. The ring advances regardless, because the
+            // `dma_write` counts and reports a failure. The ring advances even then, because the
             // chip's writes are posted.
             env.host.enter(Stream::Snq);
             let _ = self.dma_write(at, &entry.to_bytes(), env);

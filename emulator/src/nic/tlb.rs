@@ -4,20 +4,21 @@ use super::{AtuTlb, NicConfig};
 use lru::LruCache;
 use wire::atu::{GatEntry, GAT_ENTRIES};
 
-/// Address range of an entry: a page of 4 KiB << `size`, numbered from NLA 0 in units of that size.
+/// Address range of a cached translation: a page of 4 KiB << `size`. `page` counts pages of this
+/// size from NLA 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Tag {
     size: u8,
     page: u32,
 }
 
-/// Cached translations, each as its GATe. An entry is removed only by a flush or reset, or as the
-/// least recently used one when the cache is full.
+/// Cached translations, each with its GATe. A flush or a reset removes entries. When the cache is
+/// full, a new entry replaces the least recently used entry.
 pub(super) struct Tlb {
     mode: AtuTlb,
     limit: usize,
     entries: LruCache<Tag, GatEntry>,
-    /// Set of the size codes in use, one bit each.
+    /// Set of the size codes of the entries, one bit per size code.
     sizes: u32,
 }
 
@@ -26,7 +27,7 @@ impl Tlb {
         Self {
             mode: cfg.atu_tlb,
             limit: cfg.atu_tlb_entries.get() as usize,
-            // `LruCache::new` would allocate memory for the limit.
+            // `LruCache::new` would allocate memory for the whole capacity.
             entries: LruCache::unbounded(),
             sizes: 0,
         }
@@ -41,7 +42,7 @@ impl Tlb {
         (0..32).filter(move |size| sizes & (1 << size) != 0)
     }
 
-    /// Returns the entry of a 4 KiB page; `page` is its NLA divided by 4096.
+    /// Returns the GATe for a 4 KiB page. `page` is the NLA of the page divided by 4096.
     pub(super) fn get(&mut self, page: u32) -> Option<GatEntry> {
         self.sizes().find_map(|size| {
             let page = page >> size;
@@ -49,7 +50,7 @@ impl Tlb {
         })
     }
 
-    /// Caches the entry of a 4 KiB page.
+    /// Caches the GATe for a 4 KiB page.
     pub(super) fn put(&mut self, page: u32, entry: GatEntry) {
         let size = match self.mode {
             AtuTlb::Off => return,
@@ -64,8 +65,8 @@ impl Tlb {
         }
     }
 
-    /// Removes the translations of `count` entries of a GAT, at least one, and returns their
-    /// number. The range does not extend into the next GAT.
+    /// Removes the translations of `count` entries of a GAT, at least of one entry. Returns the
+    /// number of removed translations. The range does not extend into the next GAT.
     pub(super) fn flush(&mut self, gat: u16, entry: u32, count: u32) -> usize {
         let before = self.len();
         let base = u32::from(gat) * GAT_ENTRIES;
@@ -78,7 +79,7 @@ impl Tlb {
         before - self.len()
     }
 
-    /// Removes all translations of a VPID and returns their number.
+    /// Removes all translations of a VPID. Returns the number of removed translations.
     pub(super) fn flush_vpid(&mut self, vpid: u16) -> usize {
         let of_vpid = |(tag, e): (&Tag, &GatEntry)| (e.vpid() == vpid).then_some(*tag);
         let gone: Vec<Tag> = self.entries.iter().filter_map(of_vpid).collect();

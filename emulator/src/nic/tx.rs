@@ -1,8 +1,8 @@
-//! Transmission and flow control.
+//! Transmission of packets and flow control of the NIC.
 //!
-//! Packets enter the outbox at once, or wait in the order of their lane while the network accepts
-//! none there. (RMA commands and requests wait in `rma_engine.rs`.) On the receive side this file
-//! determines the lanes from which the units accept packets.
+//! Packets enter the outbox at once. While the network accepts no packets in a lane, the packets of
+//! the lane wait in order. RMA commands and requests wait in `rma_engine.rs`. For the receive side,
+//! this file determines the lanes from which the units accept packets.
 
 use super::{Nic, Pressure};
 use crate::env::{Env, Packet, Stream};
@@ -10,22 +10,24 @@ use crate::lane::{Lane, Receipt, LANES, OVERHEAD};
 use std::collections::{BTreeMap, VecDeque};
 use wire::ids::Unit;
 
-/// Approximate memory that a held item costs the emulator, in bytes.
+/// Approximate number of bytes of the emulator's memory that an item on hold uses in addition to
+/// its data.
 pub(super) const HOLD_COST: u64 = 256;
-/// Maximum number of pending requests of other nodes before the responder accepts no more.
+/// Number of pending requests of other nodes at which the responder accepts no more requests.
 const SERVE_LIMIT: usize = 64;
 
 #[derive(Default)]
 pub(super) struct Tx {
-    /// Waiting packets by lane, each with the VPID of the VELO descriptor it comes from.
+    /// Waiting packets of each lane. A packet of a VELO descriptor has the VPID of the descriptor.
     queues: [VecDeque<(Packet, Option<u8>)>; LANES],
     waiting: usize,
     /// Lanes of the waiting messages of each VPID, in sending order. A message never enters the
-    /// network before earlier ones (HW §9.1).
+    /// network before earlier messages of its VPID (HW §9.1).
     messages: BTreeMap<u8, VecDeque<Lane>>,
-    /// Credit of the packet that is being received. Code that holds the packet back moves it out.
+    /// Credit of the packet that is being received. Code that holds the packet back takes the
+    /// credit.
     pub(super) receipt: Option<Receipt>,
-    /// Stream of the writes that this packet causes, now or later.
+    /// Stream of all writes that the received packet causes, at once or later.
     pub(super) stream: Option<Stream>,
     pub(super) pressure: Pressure,
 }
@@ -39,14 +41,14 @@ impl Tx {
         self.waiting
     }
 
-    /// Returns the index of the first packet of a lane that may be sent. A message behind an
-    /// earlier one in another lane is skipped; it blocks only messages of its own VPID.
+    /// Returns the index of the first packet of a lane that may be sent. A message that waits for
+    /// an earlier message in another lane is skipped. It blocks only messages of its VPID.
     fn next(&self, lane: Lane) -> Option<usize> {
         self.queues[lane.index()]
             .iter()
             .position(|(_, from)| match from {
-                // Earlier packets of this VPID in this queue were already skipped, so only the lane
-                // of the VPID's oldest waiting message decides.
+                // Earlier packets of this VPID in this queue were already skipped. Only the lane of
+                // the VPID's oldest waiting message therefore decides.
                 Some(vpid) => self
                     .messages
                     .get(vpid)
@@ -63,12 +65,13 @@ impl Tx {
 }
 
 impl Nic {
-    /// Returns true if sending in this lane is not possible now, or packets wait there already.
+    /// Returns true if no packet can be sent in this lane now, or if packets already wait in the
+    /// lane.
     pub(super) fn tx_blocked(&self, lane: Lane, env: &Env<'_>) -> bool {
         !self.tx.queues[lane.index()].is_empty() || self.tx_closed(lane, env)
     }
 
-    /// Returns the set of lanes in which a packet may be sent now and none waits.
+    /// Returns the set of lanes in which a packet can be sent now and no packet waits.
     pub(super) fn tx_open_lanes(&self, env: &Env<'_>) -> u16 {
         let open = Lane::all().filter(|l| !self.tx_blocked(*l, env));
         open.fold(0, |set, l| set | l.bit())
@@ -79,8 +82,8 @@ impl Nic {
         !credit || env.tx_room[lane.index()] == 0 || self.tx_halted() & lane.bit() != 0
     }
 
-    /// Returns the lanes in which this NIC does not send, because notifications of its commands
-    /// would find no slot.
+    /// Returns the set of lanes in which this NIC does not send, because notifications of its
+    /// commands would find no slot.
     fn tx_halted(&self) -> u16 {
         if self.hold_full(Unit::Rma) {
             Lane::RMA_REQUESTS
@@ -94,12 +97,12 @@ impl Nic {
         self.tx.queues[lane.index()].len() + self.rma.engine.len_in(lane)
     }
 
-    /// Returns true if a requester must reject further descriptors for this lane.
+    /// Returns true if a requester must reject descriptors for this lane.
     pub(super) fn tx_full(&self, lane: Lane) -> bool {
         self.tx_len(lane) >= self.cfg.tx_queue_limit
     }
 
-    /// Returns the lanes in which packets wait only for the network.
+    /// Returns the set of lanes in which packets wait only for the network.
     pub fn tx_waiting_lanes(&self) -> u16 {
         let waits = |l: &Lane| self.tx.next(*l).is_some();
         let waiting = Lane::all().filter(waits);
@@ -107,9 +110,9 @@ impl Nic {
         waiting & !self.tx_halted()
     }
 
-    /// Returns the lanes from which the units accept packets now. Packets of other lanes wait in
-    /// the network, for one of two reasons: mailboxes or notification queues and the unit's hold
-    /// buffer are full (HW §9.6, G10), or the responder's responses are blocked.
+    /// Returns the set of lanes from which the units accept packets now. Packets of other lanes
+    /// wait in the network. A lane is missing if mailboxes or notification queues and the unit's
+    /// hold buffer are full (HW §9.6, G10), or if the responder's responses are blocked.
     pub fn takes(&self) -> u16 {
         let mut lanes = Lane::EVERY;
         if self.hold_full(Unit::Velo) {
@@ -124,8 +127,8 @@ impl Nic {
         lanes
     }
 
-    /// Sends a packet, in order. `from` is the VPID of the VELO descriptor that the packet comes
-    /// from.
+    /// Sends a packet in the order of its lane. `from` is the VPID of the VELO descriptor that the
+    /// packet is made from.
     pub(super) fn send(&mut self, packet: Packet, from: Option<u8>, env: &mut Env<'_>) {
         let lane = Lane::of(&packet);
         if self.tx_blocked(lane, env) || from.is_some_and(|v| self.tx.messages.contains_key(&v)) {
@@ -177,8 +180,8 @@ impl Nic {
         }
     }
 
-    /// Records that a message of this VPID has left. Returns true if the VPID's next message waits
-    /// in another lane.
+    /// Records that a message of this VPID has entered the network. Returns true if the VPID's next
+    /// message waits in another lane.
     fn tx_left(&mut self, from: Option<u8>) -> bool {
         let Some(lanes) = from.and_then(|v| self.tx.messages.get_mut(&v)) else {
             return false;

@@ -1,4 +1,4 @@
-//! VELO: small messages (HW §9, G8, G9).
+//! VELO unit, which sends and receives small messages (HW §9, G8, G9).
 
 use super::bq::Item;
 use super::wcbuf::{Kept, WcError};
@@ -14,19 +14,19 @@ use wire::velo::{
     Descriptor, DescriptorWord, Error as DescriptorFault, RequesterAddr, StatusWord, MAX_LEN,
 };
 
-/// Bytes of a message in the requester page: descriptor and payload.
+/// Number of bytes of a message in the requester page: descriptor and payload.
 const MESSAGE: usize = 128;
 const DESCRIPTOR: u128 = 0xFF;
 const TRAFFIC_CLASSES: usize = 4;
 const MAX_GROUP: u16 = 63;
 
-/// Message that software is storing.
+/// Message that software is storing now.
 #[derive(Clone, Copy)]
 struct Assembly {
     bytes: [u8; MESSAGE],
-    /// Set of the bytes stored so far, one bit each.
+    /// Set of the bytes that have been stored, one bit per byte.
     valid: u128,
-    /// Time of the last store, in ns.
+    /// Time of the last store in ns.
     since: u64,
 }
 
@@ -45,9 +45,9 @@ impl Assembly {
 
 pub(super) struct Velo {
     assembly: Vec<Option<Box<[Assembly; TRAFFIC_CLASSES]>>>,
-    /// `node_vpid_prot_desc`.
+    /// Registers `node_vpid_prot_desc`.
     source: Box<[u64; 256]>,
-    /// `comp_prot_desc`.
+    /// Registers `comp_prot_desc`.
     accept: Box<[u64; 256]>,
     pub(super) slots_128: bool,
 }
@@ -63,7 +63,7 @@ impl Default for Velo {
     }
 }
 
-/// Returns a mask of `len` bits from bit `at`.
+/// Returns a mask of `len` bits, beginning at bit `at`.
 fn mask(at: usize, len: usize) -> u128 {
     let ones = if len >= 128 {
         u128::MAX
@@ -86,7 +86,7 @@ fn accept_index(offset: RegOffset) -> Option<usize> {
     table(regs::comp_prot_desc(Vpid::from_low_bits(0)), offset)
 }
 
-/// Result of a store to an assembly.
+/// Result of a store to a message that is being assembled.
 enum Step {
     Wait,
     BadLength(u16),
@@ -94,7 +94,7 @@ enum Step {
 }
 
 impl Nic {
-    /// Processes a host store to a requester page. `data` does not cross a page.
+    /// Processes a store of the host to a requester page. `data` does not cross a page boundary.
     pub(super) fn velo_store(&mut self, at: u32, data: &[u8], env: &mut Env<'_>) {
         let addr = RequesterAddr::decode(at);
         let vpid = addr.vpid.index() as u8;
@@ -109,7 +109,7 @@ impl Nic {
         }
     }
 
-    /// Adds bytes to a message, and sends the message once it is complete (G8).
+    /// Adds bytes to a message. Sends the message when it is complete (G8).
     #[inline]
     fn velo_assemble(&mut self, vpid: u8, tc: u8, pos: usize, data: &[u8], env: &mut Env<'_>) {
         let now = env.host.now_ns();
@@ -217,8 +217,8 @@ impl Nic {
         self.tx_full(lane) || (!d.multicast() && self.pressed(d.target(), Unit::Velo, to()))
     }
 
-    /// Discards messages that have been incomplete for `patience` ns. Returns their VPIDs, and the
-    /// time of the last store of the oldest other one.
+    /// Discards messages that have been incomplete for `patience` ns. Returns their VPIDs. Among
+    /// the remaining messages, also returns the earliest time of a last store.
     pub(super) fn velo_expire(&mut self, now: u64, patience: u64) -> (Vec<u8>, Option<u64>) {
         let mut late = Vec::new();
         let mut oldest = None;
@@ -232,7 +232,7 @@ impl Nic {
         (late, oldest)
     }
 
-    /// Sends a message that left the write-combining buffer.
+    /// Sends a message that has left the write-combining buffer.
     pub(super) fn velo_execute(
         &mut self,
         vpid: u8,
@@ -284,7 +284,7 @@ impl Nic {
         self.send(packet, Some(vpid), env);
     }
 
-    /// Checks a message from the network and stores it in the mailbox.
+    /// Checks a message from the network and stores it in its mailbox.
     pub(super) fn velo_receive(&mut self, message: Box<VeloMessage>, env: &mut Env<'_>) {
         let c = PacketCounter(self.storage.at(regs::COUNTER_0.0));
         let c = c.with_rcvd_pkts(c.rcvd_pkts().wrapping_add(1));
@@ -339,8 +339,8 @@ impl Nic {
         });
     }
 
-    /// Writes a message to its slots except those in `lost`: first the payload, then the status
-    /// words from last to first (G9).
+    /// Writes a message to its slots except the slots in `lost`. The payload is written first, then
+    /// the status words from the last to the first (G9).
     pub(super) fn velo_write_slots(
         &mut self,
         m: &VeloMessage,
@@ -372,7 +372,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Returns true if the VPID of the queue is enabled in its unit.
+    /// Returns true if the VPID is enabled in the unit.
     pub(super) fn accepts(&self, unit: Unit, vpid: u8) -> bool {
         match unit {
             Unit::Velo => CompProtDesc(self.velo.accept[usize::from(vpid)]).vpid_enable(),

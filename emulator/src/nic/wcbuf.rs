@@ -1,4 +1,4 @@
-//! Requester write-combining buffers: credit and retry state per VPID (HW §8, G11).
+//! Write-combining buffers of the requesters: credit and retry state per VPID (HW §8, G11).
 
 use super::rma::RmaCommand;
 use super::{Nic, Te, VeloMessage};
@@ -11,37 +11,37 @@ use wire::velo::DescriptorWord;
 use wire::wcbuf::State;
 
 /// Maximum number of descriptors that a stuck buffer keeps per VPID. Correct software has fewer
-/// outstanding.
+/// descriptors outstanding.
 const KEPT: usize = 256;
 
-/// A complete descriptor in a stuck buffer.
+/// A complete descriptor that a stuck buffer keeps.
 pub(super) enum Kept {
-    /// VELO message with its traffic class.
+    /// A VELO message with its traffic class and descriptor.
     Message(u8, Box<VeloMessage>, DescriptorWord),
-    /// RMA command.
+    /// An RMA command.
     Command(RmaCommand),
 }
 
-/// Errors in the assembly of a descriptor.
+/// Error in the assembly of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WcError {
-    /// Descriptor overwritten before it was complete, or with a wrong length in quadwords.
+    /// The descriptor was overwritten before it was complete, or has a wrong length in quadwords.
     QwLength,
-    /// Message that is empty or longer than the unit allows.
+    /// The message is empty or longer than the unit allows.
     MsgTooLong,
-    /// Store that does not consist of whole aligned quadwords.
+    /// A store did not consist of whole aligned quadwords.
     NotAligned,
-    /// More words than the descriptor announces.
+    /// More words were stored than the descriptor announces.
     PktTooLong,
 }
 
-/// State words of one unit.
+/// State of the write-combining buffers of one unit.
 pub(super) struct WcBuf {
     state: Box<[u64; 256]>,
-    /// Number of descriptors per VPID, for [`super::Faults::wcbuf_retry_every`].
+    /// Number of descriptors of each VPID, for [`super::Faults::wcbuf_retry_every`].
     seen: Box<[u32; 256]>,
     errors: [u64; 2],
-    /// Descriptors that [`super::Faults::wcbuf_stuck`] keeps, each with its VPID.
+    /// Descriptors that [`super::Faults::wcbuf_stuck`] keeps, with their VPIDs.
     kept: VecDeque<(u8, Kept)>,
 }
 
@@ -75,7 +75,7 @@ fn state_index(unit: Unit, offset: RegOffset) -> Option<usize> {
 
 impl Nic {
     /// Accepts a complete descriptor into the buffer, or rejects it and requests a replay. Returns
-    /// true if accepted.
+    /// true if the descriptor was accepted.
     #[inline]
     pub(super) fn wcbuf_admit(&mut self, unit: Unit, vpid: u8, congested: bool) -> bool {
         let buf = &mut self.wcbuf[unit as usize];
@@ -112,7 +112,7 @@ impl Nic {
         false
     }
 
-    /// Counts one more descriptor of the VPID as committed.
+    /// Increments the number of committed descriptors of the VPID.
     #[inline]
     pub(super) fn wcbuf_commit(&mut self, unit: Unit, vpid: u8) {
         let word = &mut self.wcbuf[unit as usize].state[usize::from(vpid)];
@@ -122,8 +122,8 @@ impl Nic {
             .raw();
     }
 
-    /// Keeps a descriptor if the buffer is stuck, else returns it. If the buffer is also full, the
-    /// descriptor is rejected.
+    /// Keeps a descriptor if the buffer is stuck; otherwise, returns it. If the buffer is stuck and
+    /// full, rejects the descriptor.
     pub(super) fn wcbuf_keep(&mut self, unit: Unit, vpid: u8, work: Kept) -> Option<Kept> {
         if !self.cfg.faults.wcbuf_stuck {
             return Some(work);
@@ -147,7 +147,7 @@ impl Nic {
         }
     }
 
-    /// Counts an assembly error and raises its event (G33).
+    /// Counts an assembly error and raises the event for it (G33).
     pub(super) fn wcbuf_error(&mut self, unit: Unit, vpid: u8, error: WcError) {
         let (i, second) = match error {
             WcError::QwLength => (0, false),
@@ -203,15 +203,15 @@ impl Nic {
     }
 }
 
-/// Node, unit, VPID.
+/// Node ID, unit and VPID that identify a queue.
 type QueueName = (u16, Unit, u8);
 
-/// Number of messages that wait for each queue, shared by the NICs of a fabric.
+/// Number of messages that wait for each queue. The NICs of a fabric share it.
 #[derive(Clone, Default)]
 pub struct Pressure(Arc<Mutex<HashMap<QueueName, u32>>>);
 
 impl Pressure {
-    /// Returns the number of messages held for the queue of `vpid` at `node`.
+    /// Returns the number of messages on hold for the queue of `vpid` at `node`.
     pub fn waiting(&self, node: u16, unit: Unit, vpid: u8) -> u32 {
         let map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         map.get(&(node, unit, vpid)).copied().unwrap_or(0)
@@ -233,15 +233,15 @@ impl Pressure {
 }
 
 impl Nic {
-    /// Returns true if the limit of [`super::Faults::wcbuf_retry_waiting`] is exceeded for a
-    /// destination.
+    /// Returns true if more messages wait for a destination than
+    /// [`super::Faults::wcbuf_retry_waiting`] allows.
     pub(super) fn pressed(&self, node: u16, unit: Unit, vpid: u8) -> bool {
         self.cfg.faults.wcbuf_retry_waiting.is_some_and(|limit| {
             self.tx.len() > limit as usize || self.tx.pressure.waiting(node, unit, vpid) > limit
         })
     }
 
-    /// Removes the numbers that this NIC published about its queues.
+    /// Removes the numbers of waiting messages that this NIC has published.
     pub(crate) fn withdraw_pressure(&self) {
         self.tx.pressure.withdraw(self.info.node_id());
     }

@@ -1,11 +1,12 @@
-//! Descriptors between their last store and the committed count (HW §8, G11): delays, limits, and
-//! time-outs of incomplete ones.
+//! Descriptors between their last store and the increment of the committed count (HW §8, G11):
+//! delays, limits, and timeouts of incomplete descriptors.
 //!
 //! MODEL: a complete descriptor is executed after a random time. Descriptors of one VPID are
-//! executed in order (HW §9.1), those of different VPIDs in any order. A descriptor leaves the
-//! requester when its message enters the network, or when its RMA command begins. While the network
-//! is blocked, the descriptor stays in the requester (HW §8: "accepted", §9.6). After it has left,
-//! another random time passes before it counts as committed. Until then `assembly` and `streamout`
+//! executed in order (HW §9.1), descriptors of different VPIDs in any order. A descriptor leaves
+//! the requester when its message enters the network, or when its RMA command begins. While the
+//! network is blocked, the descriptor stays in the requester (HW §8: "accepted", §9.6). Another
+//! random time passes between this and the increment of the committed count. Until then, `assembly`
+//! and `streamout` differ.
 //! differ.
 
 use super::random_delay::RandomDelay;
@@ -20,35 +21,36 @@ use wire::regs::wcbuf::{self as regs, Timeout};
 
 const UNITS: [Unit; 2] = [Unit::Velo, Unit::Rma];
 
-/// Default maximum number of descriptors of a VPID in flight. It equals the range of software's
-/// count, so there is no retry.
+/// Default maximum number of descriptors of a VPID in flight. Software's count has the same range,
+/// so there is no retry.
 const DEPTH: u32 = 256;
 
-/// Descriptors of a VPID in flight.
+/// Descriptors of a VPID that are in flight.
 #[derive(Clone, Copy, Default)]
 struct Load {
     descriptors: u32,
-    /// Time in ns at which the VPID's last descriptor is executed. Later ones must not overtake it.
+    /// Time in ns at which the VPID's last descriptor is executed. Later descriptors must not
+    /// overtake it.
     last: u64,
 }
 
 struct Flying {
     unit: Unit,
     vpid: u8,
-    /// The descriptor; `None` after it has left the requester and before it is counted.
+    /// The descriptor; `None` after it has left the requester and before it counts as committed.
     work: Option<Kept>,
 }
 
-/// Descriptors in flight, see the module.
+/// All descriptors in flight.
 pub(super) struct Flight {
     delay: RandomDelay,
-    /// Descriptors by due time, then by arrival.
+    /// Descriptors by the time in ns at which they are due, then by order of arrival.
     queue: BTreeMap<(u64, u64), Flying>,
     arrivals: u64,
-    /// Due time of the descriptor that is being executed.
+    /// Time at which the descriptor that is being executed was due.
     executing: Option<u64>,
     load: [Box<[Load; 256]>; 2],
-    /// Time of the next check for incomplete descriptors, per unit.
+    /// Time of the next check for incomplete descriptors of each unit.
     sweep_at: [Option<u64>; 2],
 }
 
@@ -67,7 +69,7 @@ impl Flight {
         }
     }
 
-    /// Returns the number of descriptors that are not executed.
+    /// Returns the number of descriptors that have not been executed.
     pub(super) fn len(&self) -> usize {
         self.queue.values().filter(|f| f.work.is_some()).count()
     }
@@ -99,7 +101,8 @@ fn timeout_register(unit: Unit) -> RegOffset {
     }
 }
 
-/// Clears an assembly that is too old and returns true. Otherwise updates `oldest` with its age.
+/// Clears an assembly that is older than `patience` ns, and returns true. Otherwise, includes its
+/// time in `oldest`.
 pub(super) fn expire<V: Default + PartialEq>(
     valid: &mut V,
     since: u64,
@@ -119,7 +122,7 @@ pub(super) fn expire<V: Default + PartialEq>(
 }
 
 impl Nic {
-    /// Submits a complete descriptor to the requester.
+    /// Passes a complete descriptor to the requester.
     #[inline]
     pub(super) fn wcbuf_submit(&mut self, unit: Unit, vpid: u8, work: Kept, env: &mut Env<'_>) {
         self.lines.completed();
@@ -148,7 +151,7 @@ impl Nic {
         self.flight.put(at, Flying { unit, vpid, work });
     }
 
-    /// Records that the message or command of a descriptor has left the requester, or was dropped.
+    /// Records that the message or command of a descriptor has left the requester or was dropped.
     pub(super) fn wcbuf_left(&mut self, unit: Unit, vpid: u8, env: &Env<'_>) {
         if self.flight.delay.is_off() {
             self.wcbuf_done(unit, vpid);
@@ -207,14 +210,14 @@ impl Nic {
         }
     }
 
-    /// Returns the time in ns that a descriptor may stay incomplete; `None`: without limit.
+    /// Returns the time in ns for which a descriptor may stay incomplete; `None` for no limit.
     fn wcbuf_patience(&self, unit: Unit) -> Option<u64> {
         let timeout = Timeout(self.storage.at(timeout_register(unit).0));
         let ns = u64::from(timeout.timeout()).saturating_mul(self.cfg.wc_timeout_unit_ns);
         (timeout.timeout_active() && ns != 0).then_some(ns)
     }
 
-    /// Starts the time-out check, because a descriptor was begun.
+    /// Schedules the timeout check, because software has begun a descriptor.
     #[inline]
     pub(super) fn watch_incomplete(&mut self, unit: Unit, now: u64) {
         if self.flight.sweep_at[unit as usize].is_none() {
@@ -223,7 +226,7 @@ impl Nic {
         }
     }
 
-    /// Discards descriptors that software did not complete in time (HW §8: time-out).
+    /// Discards descriptors that software has not completed in time (HW §8: time-out).
     fn sweep(&mut self, unit: Unit, now: u64, env: &mut Env<'_>) {
         self.flight.sweep_at[unit as usize] = None;
         let Some(patience) = self.wcbuf_patience(unit) else {
@@ -244,8 +247,8 @@ impl Nic {
     }
 
     /// Counts and reports stores that correct software never makes: stores that are not whole
-    /// aligned quadwords (HW §17), and stores beyond the first `window` bytes of the page, which
-    /// hold descriptors (G8). The requester executes them all the same.
+    /// aligned quadwords (HW §17), and stores behind the first `window` bytes of the page, which
+    /// hold descriptors (G8). The requester executes these stores nevertheless.
     #[inline]
     pub(super) fn check_store(
         &mut self,

@@ -1,9 +1,10 @@
-//! Write combining of the CPU in front of the requester pages (HW §8, §17).
+//! Model of the CPU's write combining for stores to requester pages (HW §8, §17).
 //!
-//! QEMU passes each store of a guest on at once and hides its fences. In mode `lines` the model
-//! adds the CPU's write-combining buffers: stores collect in lines of 64 bytes, which leave in any
-//! order. Only a fence guarantees that they leave. If the NIC requests it, the drivers mark each
-//! fence by a store at [`MARK`]. A line without a fence leaves after a delay. MODEL throughout.
+//! QEMU passes each store of a guest on at once and hides the guest's fences. In mode `lines`, the
+//! model adds the CPU's write-combining buffers. Stores collect in lines of 64 bytes, which leave
+//! in any order. Only a fence guarantees that they leave. If the NIC requests it, drivers mark each
+//! fence by a store at [`MARK`]. A line without a fence leaves after a delay. All of this is a
+//! MODEL decision.
 
 use super::{Nic, NicConfig, WriteCombining};
 use crate::env::Env;
@@ -15,27 +16,27 @@ use wire::ids::Unit;
 use wire::wcbuf::MARK;
 
 const LINE: usize = 64;
-/// Number of lines of a CPU.
+/// Number of lines that a CPU has.
 const OPEN: usize = 10;
-/// Time in ns that the mark of a delivered descriptor may take, because a guest may stop between
-/// any two stores.
+/// Time in ns within which the mark must follow a delivered descriptor. It is long, because a guest
+/// may stop between any two stores.
 const GRACE_NS: u64 = 1_000_000_000;
 
 struct Line {
     unit: Unit,
     vpid: u8,
-    /// Offset in the window of the unit.
+    /// Offset of the line in the requester pages of the unit.
     at: u32,
     bytes: [u8; LINE],
-    /// Set of the bytes stored so far, one bit each.
+    /// Set of the bytes that have been stored, one bit per byte.
     valid: u64,
-    /// Set of the bytes stored since a byte was last overwritten.
+    /// Set of the bytes that have been stored since a byte was last overwritten.
     fresh: u64,
-    /// Time in ns at which the line is delivered at the latest.
+    /// Latest time in ns at which the line is delivered.
     due: u64,
 }
 
-/// Descriptors of a VPID that are complete and not yet followed by a fence.
+/// Number of descriptors of a VPID that are complete, but not followed by a fence.
 struct Unmarked {
     unit: Unit,
     vpid: u8,
@@ -43,7 +44,7 @@ struct Unmarked {
     until: u64,
 }
 
-/// Lines of the host's CPUs.
+/// All lines of the host's CPUs.
 pub(super) struct Lines {
     rng: SmallRng,
     open: Vec<Line>,
@@ -65,7 +66,7 @@ impl Lines {
         self.rng = seed::rng(seed, 0, Purpose::Combining);
     }
 
-    /// Counts a complete descriptor of the requester.
+    /// Counts a descriptor that the requester has completed.
     #[inline]
     pub(super) fn completed(&mut self) {
         self.completed = self.completed.wrapping_add(1);
@@ -77,7 +78,8 @@ impl Lines {
         lines.chain(self.unmarked.iter().map(|u| u.until)).min()
     }
 
-    /// Removes the record of a VPID's descriptors without a fence. Returns their number.
+    /// Removes the record of a VPID's descriptors without a fence. Returns the number of these
+    /// descriptors.
     fn take_unmarked(&mut self, unit: Unit, vpid: u8) -> u64 {
         let found = self
             .unmarked
@@ -87,7 +89,7 @@ impl Lines {
     }
 }
 
-/// Iterates over the runs of valid bytes of a quadword: offset and length.
+/// Iterates over the runs of valid bytes of a quadword, each as offset and length.
 fn runs(valid: u8) -> impl Iterator<Item = (usize, usize)> {
     let bit = move |i: usize| i < 8 && valid & (1 << i) != 0;
     (0..8)
@@ -96,7 +98,7 @@ fn runs(valid: u8) -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl Nic {
-    /// Processes a host store to a requester page. `data` does not cross a page.
+    /// Processes a store of the host to a requester page. `data` does not cross a page boundary.
     #[inline]
     pub(super) fn requester_store(&mut self, unit: Unit, at: u32, data: &[u8], env: &mut Env<'_>) {
         let stores = match unit {
@@ -123,7 +125,7 @@ impl Nic {
             self.lines_flush(unit, vpid, env);
             return;
         }
-        // Descriptors that were complete before this store had no fence behind them.
+        // No fence followed the descriptors that were complete before this store.
         let missed = self.lines.take_unmarked(unit, vpid);
         self.unfenced(unit, vpid, missed, env);
         let mut at = at;
@@ -146,8 +148,8 @@ impl Nic {
             lines.open.iter().position(same)
         };
         if find(&self.lines).is_some_and(|i| self.lines.open[i].fresh & mask != 0) {
-            // Without a fence between two stores to an address, the NIC receives the second alone,
-            // or both.
+            // If no fence separates two stores to an address, the NIC receives either both stores
+            // or only the second store.
             self.unfenced(unit, vpid, 1, env);
             if self.lines.rng.random() {
                 self.evict_where(|l| l.unit == unit && l.at == base, env);
@@ -184,8 +186,8 @@ impl Nic {
         }
     }
 
-    /// Delivers a line although no fence requested it. Descriptors that it completes still need a
-    /// fence.
+    /// Delivers a line although no fence requested it. Descriptors that the line completes still
+    /// need a fence.
     fn evict(&mut self, i: usize, env: &mut Env<'_>) {
         let line = self.lines.open.swap_remove(i);
         let (unit, vpid) = (line.unit, line.vpid);
@@ -203,7 +205,8 @@ impl Nic {
         }
     }
 
-    /// Passes a line to the requester: at once if it is full, else in pieces in random order.
+    /// Passes a line to the requester: at once if the line is full, otherwise in chunks in random
+    /// order.
     fn deliver_line(&mut self, line: &Line, env: &mut Env<'_>) {
         if line.valid == u64::MAX {
             self.page_store(line.unit, line.at, &line.bytes, env);
@@ -231,15 +234,15 @@ impl Nic {
         }
     }
 
-    /// Delivers all lines of a VPID for a fence of its owner, or for an uncached store to its state
-    /// register, which acts as a fence.
+    /// Delivers all lines of a VPID because of a fence, or because of an uncached store to the
+    /// VPID's state register, which acts as a fence.
     pub(super) fn lines_flush(&mut self, unit: Unit, vpid: u8, env: &mut Env<'_>) {
         let before = self.lines.completed;
         self.evict_where(|l| l.unit == unit && l.vpid == vpid, env);
         let now = self.lines.completed.wrapping_sub(before);
         let fenced = self.lines.take_unmarked(unit, vpid) + now;
         // Each descriptor needs its own fence (HW §8, §9.1, §10.2). This fence belongs to the last
-        // descriptor, so the earlier ones, in other pages, had none.
+        // descriptor. The earlier descriptors, in other pages, had no fence.
         self.unfenced(unit, vpid, fenced.saturating_sub(1), env);
     }
 

@@ -1,8 +1,8 @@
-//! PCI configuration space of one NIC (G3), with variants for negative tests.
+//! PCI configuration space of a NIC (G3), with variants for negative tests.
 //!
 //! QEMU keeps its own copy of BARs and most capability bits, and forwards every configuration
-//! write. The model tracks the state that the device itself needs: BAR addresses, bus mastering,
-//! MSI enable, power state, function-level reset.
+//! write. The model tracks only the state that the device needs: BAR addresses, bus mastering, MSI
+//! enable, power state and function-level reset.
 
 mod space;
 
@@ -13,18 +13,18 @@ pub use extoll_emulator_api::pci::PciConfig;
 const PM: usize = 0x40;
 const MSI: usize = 0x50;
 const EXP: usize = 0x70;
-/// Base address registers 0 to 3, two of 64 bits.
+/// Offset of base address registers 0 to 3, which form two registers of 64 bits.
 const BARS: u64 = 0x10;
 
 /// Effects of a configuration write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// Function-level reset, or D3hot → D0, after which the function does not keep its state: reset
-    /// the NIC.
+    /// True after a function-level reset, or after a return from D3hot to D0, which loses the
+    /// function's state. The caller must reset the NIC.
     pub reset: bool,
 }
 
-/// The configuration space.
+/// Configuration space of one NIC.
 #[derive(Clone)]
 pub struct ConfigSpace {
     shape: PciConfig,
@@ -42,15 +42,15 @@ impl ConfigSpace {
         c
     }
 
-    /// Restores the power-on state. The shape stays.
+    /// Restores the power-on state. Identity and shape stay.
     pub fn reset(&mut self) {
         self.space.clear();
         self.fill();
     }
 
-    /// Performs a function-level reset. The base addresses stay: QEMU keeps its own copy and shows
-    /// it to the guest, which therefore restores none. For a passed-through device the kernel's
-    /// VFIO driver would restore them.
+    /// Performs a function-level reset. The base addresses stay: QEMU shows its own copy to the
+    /// guest, so the guest does not restore them. For a passed-through device, the kernel's VFIO
+    /// driver would restore them.
     pub fn function_reset(&mut self) {
         let mut bars = [0; 16];
         self.read(BARS, &mut bars);
@@ -74,29 +74,30 @@ impl ConfigSpace {
         let (s, p) = (&self.shape, &mut self.space);
         p.put(0x00, &s.vendor.to_le_bytes(), &[]);
         p.put(0x02, &s.device.to_le_bytes(), &[]);
-        // Command: memory space, bus master, parity, SERR, INTx disable.
+        // Command bits that software can write: memory space, bus master, parity, SERR, INTx
+        // disable.
         p.put(0x04, &[0, 0], &[0x46, 0x05]);
-        // Status: capability list.
+        // Status: the device has a capability list.
         p.put(0x06, &[0x10, 0], &[]);
         // Class 0x028000: network controller, other.
         p.put(0x08, &[s.revision, 0x00, 0x80, 0x02], &[]);
         p.put(0x0c, &[0, 0], &[0xff, 0xff]);
         for (at, size) in [(0x10, s.bar0_size), (0x18, s.bar2_size)] {
-            // 64 bit, prefetchable.
+            // BAR type: 64-bit, prefetchable.
             p.put(at, &0xcu64.to_le_bytes(), &(!(size - 1)).to_le_bytes());
         }
         p.put(0x2c, &s.subsystem_vendor.to_le_bytes(), &[]);
         p.put(0x2e, &s.subsystem.to_le_bytes(), &[]);
         p.put(0x34, &[PM as u8], &[]);
         p.put(0x3c, &[0], &[0xff]);
-        // PM 1.2, no soft-reset protection: D3hot → D0 resets.
+        // PM 1.2 without soft-reset protection, so a return from D3hot to D0 resets the function.
         p.put(
             PM,
             &[0x01, if s.msi { MSI } else { EXP } as u8, 0x03, 0x00, 0, 0],
             &[0, 0, 0, 0, 0x03, 0],
         );
         if s.msi {
-            // 64 bit, no per-vector masking.
+            // MSI with 64-bit addresses, without per-vector masking.
             let control = 0x0080 | ((s.msi_vectors.trailing_zeros() as u16) << 1);
             p.put(MSI, &[0x05, EXP as u8], &[]);
             p.put(MSI + 2, &control.to_le_bytes(), &[0x71, 0]);
@@ -108,25 +109,26 @@ impl ConfigSpace {
         }
         // PCIe capability version 2, endpoint.
         p.put(EXP, &[0x10, 0x00, 0x02, 0x00], &[]);
-        // DevCap: MPS 256, role-based errors, FLR. DevCtl: relaxed ordering, no snoop, MRRS 512 at
-        // reset.
+        // Device Capabilities: MPS 256 bytes, role-based errors, function-level reset. Device
+        // Control: relaxed ordering, no snoop, and MRRS 512 bytes at reset.
         p.put32(EXP + 4, 0x1000_8001, 0);
         p.put(EXP + 8, &[0x10, 0x28, 0, 0], &[0xff, 0x7f, 0, 0]);
-        // Gen3 x16, port 0; link control: ASPM, common clock.
+        // Link Capabilities: Gen3 x16, port 0. Link Control: ASPM and common clock.
         p.put32(EXP + 0xc, 0x0000_0103, 0);
         p.put(EXP + 0x10, &[0, 0, 0x03, 0x11], &[0xc3, 0, 0, 0]);
-        // DevCap2: completion time-out ranges none; LnkCap2: 2.5, 5, 8 GT/s.
+        // Device Capabilities 2: no ranges of completion timeouts. Link Capabilities 2: 2.5, 5 and
+        // 8 GT/s.
         p.put(EXP + 0x28, &[0, 0], &[0x1f, 0]);
         p.put32(EXP + 0x2c, 0x0000_000e, 0);
         p.put(EXP + 0x30, &[0x03, 0, 0, 0], &[0x0f, 0, 0, 0]);
     }
 
-    /// Reads bytes. Those past the end are all ones.
+    /// Reads bytes. Bytes behind the end of the space are all ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         self.space.read(offset, data);
     }
 
-    /// Writes bytes. Read-only bits and bytes past the end are ignored.
+    /// Writes bytes. Read-only bits and bytes behind the end of the space are ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
         let before = self.power_state();
         let mut effects = Effects::default();
@@ -134,7 +136,7 @@ impl ConfigSpace {
             let Some(at) = usize::try_from(offset).ok().and_then(|o| o.checked_add(i)) else {
                 break;
             };
-            // DevCtl bit 15 starts a function-level reset and reads as zero.
+            // Bit 15 of Device Control starts a function-level reset. It reads as zero.
             if at == EXP + 9 && v & 0x80 != 0 {
                 effects.reset = true;
             }
@@ -154,12 +156,13 @@ impl ConfigSpace {
         self.space.u16(4)
     }
 
-    /// Returns the power state: D0 … D3hot as 0…3.
+    /// Returns the power state as 0 (D0) to 3 (D3hot).
     pub fn power_state(&self) -> u8 {
         self.space.u8(PM + 4) & 3
     }
 
-    /// Returns true if the function may issue DMA: bus mastering is on and the power state is D0.
+    /// Returns true if the function may perform DMA, because bus mastering is on and the power
+    /// state is D0.
     pub fn bus_master(&self) -> bool {
         self.command() & 4 != 0 && self.power_state() == 0
     }
@@ -177,7 +180,8 @@ impl ConfigSpace {
         (1 << ((control >> 4) & 7).min(5)).min(u16::from(self.shape.msi_vectors))
     }
 
-    /// Returns the maximum payload and read request size that software has set, in bytes.
+    /// Returns the maximum payload size and the maximum read request size that software has set, in
+    /// bytes.
     pub fn payload_and_read_request(&self) -> (u32, u32) {
         let c = self.space.u16(EXP + 8);
         (128 << ((c >> 5) & 7), 128 << ((c >> 12) & 7))

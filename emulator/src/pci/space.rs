@@ -7,7 +7,7 @@ pub const CONFIG_SIZE: usize = 4096;
 #[derive(Clone)]
 pub struct Space {
     bytes: Box<[u8; CONFIG_SIZE]>,
-    /// Bits that software can write.
+    /// Mask of the bits that software can write.
     mask: Box<[u8; CONFIG_SIZE]>,
 }
 
@@ -21,19 +21,19 @@ impl Default for Space {
 }
 
 impl Space {
-    /// Sets all bytes to 0 and read only.
+    /// Sets all bytes to 0 and makes them read only.
     pub fn clear(&mut self) {
         self.bytes.fill(0);
         self.mask.fill(0);
     }
 
-    /// Sets values and writable bits from `at`. The slices may differ in length.
+    /// Sets values and writable bits, beginning at byte `at`. The slices may differ in length.
     pub fn put(&mut self, at: usize, value: &[u8], mask: &[u8]) {
         self.bytes[at..at + value.len()].copy_from_slice(value);
         self.mask[at..at + mask.len()].copy_from_slice(mask);
     }
 
-    /// Sets a dword.
+    /// Sets the value and the writable bits of a dword.
     pub fn put32(&mut self, at: usize, value: u32, mask: u32) {
         self.put(at, &value.to_le_bytes(), &mask.to_le_bytes());
     }
@@ -56,7 +56,7 @@ impl Space {
             | (u64::from(self.u16(at + 6)) << 48)
     }
 
-    /// Reads bytes. Those past the end are all ones.
+    /// Reads bytes. Bytes behind the end of the space are all ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (i, b) in data.iter_mut().enumerate() {
             let at = usize::try_from(offset).ok().and_then(|o| o.checked_add(i));
@@ -66,7 +66,7 @@ impl Space {
         }
     }
 
-    /// Writes one byte. Read-only bits and bytes past the end are ignored.
+    /// Writes one byte. Read-only bits and bytes behind the end of the space are ignored.
     pub fn write_byte(&mut self, at: usize, value: u8) {
         if let (Some(byte), Some(&m)) = (self.bytes.get_mut(at), self.mask.get(at)) {
             *byte = *byte & !m | value & m;

@@ -1,5 +1,5 @@
-//! From the units of a NIC into the network: a queue per unit and traffic class, released in random
-//! order (G28).
+//! Delays of packets from the units of a NIC to the network. Each unit and traffic class has a
+//! queue, which is released in random order relative to other queues (G28).
 
 use super::{Draw, Lanes, TimingConfig, TimingStats};
 use crate::env::Packet;
@@ -8,19 +8,20 @@ use crate::nic::{Body, RmaKind, SmfuMessage};
 use crate::seed::Purpose;
 use std::collections::BTreeMap;
 
-/// Packets that enter the network in order.
+/// Group of packets that enter the network in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
-    /// VELO messages of a traffic class: one queue.
+    /// VELO messages of a traffic class.
     Velo(u8),
-    /// VELO messages of one VPID, in any class, because they are delivered in order (HW §9.1).
+    /// VELO messages of one VPID in all traffic classes, because they are delivered in order (HW
+    /// §9.1).
     VeloSource(u16),
-    /// RMA requests of a traffic class, for completer and responder. Requests of one VPID are
+    /// RMA requests of a traffic class to completers and responders. Requests of one VPID are
     /// processed in order (HW §10.8).
     RmaRequest(u8),
     /// RMA responses of a traffic class.
     RmaResponse(u8),
-    /// SMFU stores. No SMFU packet passes them (PCIe order, HW §12).
+    /// SMFU stores. No SMFU packet may pass them (PCIe order, HW §12).
     SmfuPosted,
     /// SMFU loads.
     SmfuRead,
@@ -29,7 +30,8 @@ enum Lane {
 }
 
 impl Lane {
-    /// Returns the lanes of a packet, and true if it must follow all SMFU stores.
+    /// Returns the lanes of a packet. The flag is true if the packet must follow all earlier SMFU
+    /// stores.
     fn of(packet: &Packet) -> ([Option<Self>; 2], bool) {
         let tc = packet.tc;
         match &packet.body {
@@ -58,19 +60,20 @@ impl Lane {
     }
 }
 
-/// Packets of one NIC that have not entered the network yet.
+/// Packets of one NIC that have not entered the network.
 pub(crate) struct Injection {
     draw: Draw,
     most: u64,
     lanes: Lanes<Lane>,
-    /// Packets by release time and sending order.
+    /// Packets by release time in ns and by sending order.
     queue: BTreeMap<(u64, u64), Packet>,
     sent: u64,
-    /// Bytes that wait, by the lane of the network.
+    /// Number of waiting bytes in each lane of the network.
     waiting: [u64; LANES],
 }
 
-/// Returns the bytes by which a packet reduces the credit and the free bytes of its lane.
+/// Returns the number of bytes that a packet uses of the credit and of the buffer space of its
+/// lane.
 fn cost(packet: &Packet) -> u64 {
     u64::from(packet.bytes) + OVERHEAD
 }
@@ -87,7 +90,7 @@ impl Injection {
         }
     }
 
-    /// Adds a packet of the NIC.
+    /// Adds a packet that the NIC sends.
     pub(super) fn add(&mut self, now: u64, packet: Packet, stats: &mut TimingStats) {
         let (lanes, smfu) = Lane::of(&packet);
         let after = if smfu {
@@ -127,12 +130,12 @@ impl Injection {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Returns the bytes that wait, by lane.
+    /// Returns the number of waiting bytes of each lane.
     pub(super) fn waiting(&self) -> &[u64; LANES] {
         &self.waiting
     }
 
-    /// Returns the waiting bytes that count against the credit of requesters.
+    /// Returns the number of waiting bytes that use the credit of requesters.
     pub(super) fn bytes(&self) -> u64 {
         let requests = lane::Lane::all().filter(|l| l.is_request());
         requests.map(|l| self.waiting[l.index()]).sum()

@@ -1,14 +1,16 @@
-//! Random delays and reordering, within the freedom that the reference leaves to the chip (G28,
-//! G35).
+//! Random delays and reordering of events, as far as the hardware reference leaves the chip free
+//! (G28, G35).
 //!
-//! The NIC model performs all actions at once and in one order, unlike a chip. Two queues per NIC
-//! separate it from its environment: [`Injection`] towards the network and [`Posted`] towards the
-//! host. They release packets and writes later and in another order, unless the reference
-//! guarantees an order. Both use [`Lanes`]: entries that share a lane stay in order, all others are
+//! Unlike a chip, the NIC model performs all actions at once and in a fixed order. Each NIC
+//! therefore has two queues that separate it from its environment: [`Injection`] towards the
+//! network and [`Posted`] towards the host. They release packets and writes later and in another
+//! order, unless the reference guarantees an order.
+//!
+//! Both queues use [`Lanes`]: entries that share a lane stay in order; all other entries are
 //! ordered randomly. `docs/emulator.md` lists the orders that are kept.
 //!
-//! All random numbers derive from one seed, and each queue has a generator of its own. A run with a
-//! manual clock is therefore reproducible.
+//! All random numbers derive from one seed. Each queue has a separate generator, so a run with a
+//! manual clock is reproducible.
 
 mod inject;
 mod posted;
@@ -62,7 +64,7 @@ impl Draw {
     }
 }
 
-/// Lanes of entries that stay in order: the due time of the last entry of each.
+/// Lanes of entries that stay in order, with the due time of the last entry of each lane.
 struct Lanes<K> {
     last: BTreeMap<K, u64>,
 }
@@ -76,7 +78,7 @@ impl<K> Default for Lanes<K> {
 }
 
 impl<K: Ord + Copy> Lanes<K> {
-    /// Number of lanes above which those without pending entries are removed.
+    /// Number of lanes above which lanes without pending entries are removed.
     const KEPT: usize = 256;
 
     /// Returns the due time of the last entry of a lane.
@@ -84,9 +86,9 @@ impl<K: Ord + Copy> Lanes<K> {
         self.last.get(&lane).copied().unwrap_or(0)
     }
 
-    /// Returns the due time of a new entry on these lanes, not before `after`. An entry of a busy
-    /// lane usually follows its predecessor at once, so that a burst is delayed as a whole and not
-    /// packet by packet.
+    /// Returns the due time of a new entry in `lanes`, not earlier than `after`. If a lane has
+    /// pending entries, the new entry usually follows the last of them at once. A burst is
+    /// therefore delayed as a whole, not packet by packet.
     fn place(
         &mut self,
         now: u64,
@@ -112,7 +114,7 @@ impl<K: Ord + Copy> Lanes<K> {
     }
 }
 
-/// Both queues of one NIC.
+/// Both queues of a NIC.
 pub(crate) struct NicTiming {
     pub(crate) injection: Injection,
     pub(crate) posted: Posted,
@@ -144,15 +146,16 @@ impl NicTiming {
         self.posted.clear();
     }
 
-    /// Restarts the random number generators with this seed.
+    /// Restarts the random number generators from `seed`.
     pub(crate) fn reseed(&mut self, seed: u64, nic: usize) {
         self.injection.reseed(seed, nic);
         self.posted.reseed(seed, nic);
     }
 }
 
-/// Gives every link without configured latency a random one, and jitter. `drawn` holds the
-/// latencies drawn before. A link that still has its drawn latency gets another one.
+/// Gives every link without a configured latency a random latency and jitter. `drawn` contains the
+/// latencies that an earlier call has drawn. A link that still has its drawn latency gets a new
+/// latency.
 pub(crate) fn stretch_links(
     cfg: &TimingConfig,
     seed: u64,
@@ -196,8 +199,8 @@ impl crate::world::World {
         }
     }
 
-    /// Makes DMA writes of a NIC visible before its host's read completes, because PCIe completions
-    /// push posted writes.
+    /// Makes the pending DMA writes of a NIC visible before a read by its host completes, because
+    /// PCIe completions push posted writes.
     pub(crate) fn push_posted(&mut self, nic: usize) {
         let now = self.now();
         let slot = &mut self.slots[nic];
@@ -209,7 +212,7 @@ impl crate::world::World {
         slot.machine.push();
     }
 
-    /// Passes a packet of a NIC to the network, now or later.
+    /// Passes a packet of a NIC to the network, at once or later.
     pub(crate) fn send_packet(&mut self, nic: usize, packet: crate::env::Packet, now: u64) {
         match &mut self.slots[nic].timing {
             Some(t) => t.injection.add(now, packet, &mut t.stats),
@@ -224,7 +227,7 @@ impl crate::world::World {
         self.network.tx_credit(nic).saturating_sub(waiting)
     }
 
-    /// Returns the free bytes of each lane of a NIC.
+    /// Returns the number of free bytes of each lane of a NIC.
     pub(crate) fn tx_room(&self, nic: usize) -> [u64; LANES] {
         let mut room = self.network.tx_room(nic);
         if let Some(t) = &self.slots[nic].timing {
@@ -247,7 +250,7 @@ impl crate::world::World {
         open & lanes.fold(0, |set, l| set | l.bit())
     }
 
-    /// Returns the time at which the timing model has work next.
+    /// Returns the time at which the timing model has its next work.
     pub(crate) fn timing_deadline(&self) -> Option<u64> {
         let queues = self.slots.iter().filter_map(|s| s.timing.as_ref());
         queues.filter_map(NicTiming::next_deadline).min()
@@ -259,7 +262,7 @@ impl crate::world::World {
         queues.map_or_else(TimingStats::default, |t| t.stats.clone())
     }
 
-    /// Restarts all random number generators with this seed, as at the start. Buffer sizes stay.
+    /// Restarts all random number generators from `seed`, as at the start. Buffer sizes stay.
     pub fn reseed(&mut self, seed: u64) {
         let (timing, mut drawn) = (self.timing.clone(), std::mem::take(&mut self.drawn_latency));
         self.change_network(|net, _: &mut Tracer| {

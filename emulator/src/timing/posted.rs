@@ -1,7 +1,7 @@
-//! From a NIC to its host: posted writes and interrupts become visible later than the chip issued
-//! them.
+//! Delays of posted writes and interrupts from a NIC to its host. They become visible later than
+//! the chip issues them.
 //!
-//! A write carries the [`Stream`]s that the NIC had entered, and follows earlier writes of the same
+//! A write belongs to the [`Stream`]s that the NIC had entered, and follows earlier writes of these
 //! streams. A read by the NIC, and a completion to its host, push earlier writes, as PCIe requires
 //! ([`Push`]).
 
@@ -11,18 +11,18 @@ use crate::machine::Machine;
 use crate::seed::Purpose;
 use std::collections::BTreeMap;
 
-/// Maximum number of waiting bytes, which bounds the emulator's memory. Above it the oldest writes
-/// are performed at once.
+/// Maximum number of waiting bytes, which limits the emulator's memory. If there are more, the
+/// oldest writes are performed at once.
 const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 struct Write {
     addr: u64,
     data: Vec<u8>,
-    /// True if the address is a device, not memory.
+    /// True if the address belongs to a device, false if it belongs to memory.
     to_device: bool,
 }
 
-/// Writes and interrupts of a NIC that are not visible to its host yet.
+/// Writes and interrupts of a NIC that are not visible to its host.
 pub(crate) struct Posted {
     draw: Draw,
     most: u64,
@@ -31,18 +31,20 @@ pub(crate) struct Posted {
     bridge_ns: u64,
     spurious_every: u32,
     lanes: Lanes<Stream>,
-    /// Due time of the last write to a receive queue, and of the last write of all.
+    /// Due time in ns of the last write to a receive queue.
     last_queue: u64,
+    /// Due time in ns of the last write.
     last: u64,
-    /// Value of [`Posted::last`] at the last fence.
+    /// Value of [`Posted::last`] at the time of the last fence.
     fenced: u64,
-    /// Writes by due time and order of issue.
+    /// Pending writes by due time and order of issue.
     writes: BTreeMap<(u64, u64), Write>,
     bytes: usize,
-    /// Number of waiting writes to devices.
+    /// Number of pending writes to devices.
     to_devices: u64,
     made: u64,
-    /// Interrupts by due time: vector, and true for a real one, false for a spurious one.
+    /// Pending interrupts by due time and order: the vector, and false if the interrupt is
+    /// spurious.
     interrupts: BTreeMap<(u64, u64), (u16, bool)>,
     streams: Vec<Stream>,
 }
@@ -69,7 +71,7 @@ impl Posted {
         }
     }
 
-    /// Returns the time before which a new write or interrupt must not become visible.
+    /// Returns the earliest time at which a new write or interrupt may become visible.
     fn after(&self) -> u64 {
         let of = |s: &Stream| match *s {
             Stream::Everything => self.last,
@@ -113,7 +115,7 @@ impl Posted {
     fn interrupt(&mut self, now: u64, vector: u16, stats: &mut TimingStats) {
         let lanes = self.streams.iter().map(|&s| self.lanes.last(s));
         let ready = lanes.fold(self.after().max(now), std::cmp::max);
-        // A pending interrupt that follows all these writes announces them, too.
+        // A pending interrupt that follows all of these writes announces them, too.
         let same = |(&(at, _), &(v, real)): (&(u64, u64), &(u16, bool))| {
             at >= ready && v == vector && real
         };
@@ -138,12 +140,12 @@ impl Posted {
         self.bytes -= write.data.len();
         self.to_devices -= u64::from(write.to_device);
         stats.writes_delayed += 1;
-        // The address range existed when the chip wrote. If it has been unmapped since, `dma_write`
-        // counts and reports that.
+        // The address range existed when the chip wrote. If the range has been unmapped since,
+        // `dma_write` counts and reports the failure.
         let _ = machine.dma_write(write.addr, &write.data);
     }
 
-    /// Makes the writes visible that a read pushes: the first ones in due order, up to a limit.
+    /// Makes the writes visible that a read pushes: the first writes in due order, up to a limit.
     pub(super) fn push(&mut self, now: u64, machine: &mut Machine, stats: &mut TimingStats) {
         let most = match self.push {
             Push::All => u64::MAX,
@@ -198,7 +200,8 @@ impl Posted {
     }
 }
 
-/// The host of a NIC for one event, with the writes in flight to it if the model has delays.
+/// The host of a NIC during one event, with the writes in flight to the host if the model has
+/// delays.
 pub(crate) struct TimedHost<'a> {
     machine: &'a mut Machine,
     posted: Option<(&'a mut Posted, &'a mut TimingStats)>,

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 const BAR0: u64 = 0x1000_0000;
 const MEMORY: u64 = 1 << 20;
-/// Addresses in the memory of each host.
+/// Address of the SNQ ring in the memory of each host.
 const RING: u64 = 0x10000;
 const MAILBOX: u64 = 0x20000;
 const NOTIFICATIONS: u64 = 0x30000;
@@ -22,7 +22,7 @@ const US: u64 = 1_000;
 mod drivers;
 mod units;
 
-/// A pair of NICs whose hosts this test plays.
+/// A pair of NICs. The test takes the part of their hosts.
 struct Rig {
     world: World,
     time: Rc<Cell<u64>>,
@@ -53,7 +53,7 @@ impl Rig {
             };
             let machine = &mut world.slots[nic].machine;
             machine.memory.map(map, Some(fd)).unwrap();
-            // Enable MSI (the capability is found by its ID).
+            // Enables MSI. The capability is found by its ID.
             let mut at = [0; 1];
             machine.config.read(0x34, &mut at);
             loop {
@@ -72,7 +72,7 @@ impl Rig {
         rig
     }
 
-    /// Initializes a chip after a reset, like firmware and driver.
+    /// Initializes a chip after a reset, as firmware and driver do.
     fn ready(&mut self, nic: usize) {
         self.world.slots[nic].machine.config.write(4, &[6, 0]);
         self.world.with_nic(nic, |n, _| {
@@ -82,7 +82,7 @@ impl Rig {
         self.program(nic);
     }
 
-    /// Writes registers like a driver (HW §3, §6, §7, §9.7, §10.9).
+    /// Writes registers as a driver does (HW §3, §6, §7, §9.7, §10.9).
     fn program(&mut self, nic: usize) {
         for (i, unit, control) in [(1u32, 0x200_0000, 0x4209), (2, 0x400_0000, 0x440B)] {
             let (base, at) = (BAR0 + unit, 0x9200 + 24 * i);
@@ -103,7 +103,8 @@ impl Rig {
             self.world.poke(nic, 0x160_0800 + 8 * vpid, 0xF523);
         }
         self.world.poke(nic, 0x160_0080, 0x84_0200);
-        // SNQ: the programs of TE 23 and TE 25 read their vector and write an entry (HW §6.6).
+        // The SNQ programs of TE 23 and TE 25 read the vector of their unit and write an entry (HW
+        // §6.6).
         self.world.poke(nic, 0x10020, RING >> 10);
         self.world.poke(nic, 0x10028, 255);
         self.world.poke(nic, 0x10038, 255);
@@ -137,7 +138,7 @@ impl Rig {
         (1..3).for_each(|k| self.open(1, VPID + k, k));
     }
 
-    /// Maps all memory to the same NLAs for VPID 3; the GAT is at address 0.
+    /// Maps all memory to equal NLAs for VPID 3. The GAT is at address 0.
     fn translate(&mut self) {
         for nic in 0..2 {
             for page in 0..MEMORY >> 12 {
@@ -148,7 +149,7 @@ impl Rig {
         }
     }
 
-    /// Like [`Rig::rma`], with NLAs.
+    /// Performs a transfer like [`Rig::rma`], with NLAs instead of physical addresses.
     fn rma_te(&mut self, command: u64, notify: u64, len: u64, addresses: [u64; 2]) {
         self.rma(command, 16, notify, len, addresses);
     }
@@ -182,8 +183,8 @@ impl Rig {
         self.store(0, page, &[descriptor, text]);
     }
 
-    /// Puts (2) or gets (0) `len` bytes by physical addresses from NIC 0, with the notifications in
-    /// `notify` (HW §10.2).
+    /// Performs a PUT (command 2) or a GET (command 0) of `len` bytes from NIC 0 by physical
+    /// addresses. `notify` selects the notifications (HW §10.2).
     fn rma(&mut self, command: u64, tc: u64, notify: u64, len: u64, addresses: [u64; 2]) {
         let page = 0x400_0000 | (tc << 20) | (VPID << 12);
         let word =
@@ -191,7 +192,8 @@ impl Rig {
         self.store(0, page, &[word, addresses[0], addresses[1]]);
     }
 
-    /// Returns the word that the CPU of a host sees in its memory; no access of the NIC.
+    /// Returns the word that the CPU of a host sees in its memory. The NIC does not access the
+    /// memory.
     fn see(&self, nic: usize, at: u64) -> u64 {
         let mut raw = [0; 8];
         assert!(self.world.slots[nic].machine.memory.read(at, &mut raw));
@@ -203,7 +205,7 @@ impl Rig {
         assert!(memory.write(at, &value.to_le_bytes()));
     }
 
-    /// Returns the payload of slot `k` of the mailbox, if the slot is full.
+    /// Returns the payload of slot `k` of the mailbox, or `None` if the slot is empty.
     fn message(&self, nic: usize, k: u64) -> Option<u64> {
         let slot = MAILBOX + 128 * k;
         (self.see(nic, slot + 120) != 0).then(|| self.see(nic, slot + 112))
@@ -242,7 +244,7 @@ atu-delay-ns = 50000
 event-delay-ns = 50000
 queue-limit = [16, 128]";
 
-/// A message may arrive before an earlier put. HW §10.8: "No ordering between different TCs or
+/// A message may arrive before an earlier PUT. HW §10.8: "No ordering between different TCs or
 /// between VELO and RMA is stated" (G28).
 #[test]
 fn a_message_says_nothing_about_a_put_before_it() {
@@ -282,8 +284,8 @@ fn traffic_classes_pass_each_other() {
     assert!((4..=56).contains(&second_first), "{second_first} of 64");
 }
 
-/// Data precede their notification (HW §17, §10.8). Requests of one VPID and class, puts and gets,
-/// stay in order (HW §10.8, G12).
+/// Data arrives before its notification (HW §17, §10.8). Requests of one VPID and class, PUTs and
+/// GETs, stay in order (HW §10.8, G12).
 #[test]
 fn what_is_promised_about_transfers_holds() {
     let pushes = ["", "\npush = \"bridge\""];
@@ -292,7 +294,7 @@ fn what_is_promised_about_transfers_holds() {
         for k in 0..4 {
             rig.put(0, SOURCE + 8 * k, 100 + k);
         }
-        // Puts with completer notifications, then a get that reads the data of the last put.
+        // The PUTs have completer notifications. The GET reads the data of the last PUT.
         for k in 0..4 {
             rig.rma(2, 0, 4, 8, [SOURCE + 8 * k, TARGET + 8 * k]);
         }
@@ -323,8 +325,8 @@ fn what_is_promised_about_transfers_holds() {
     }
 }
 
-/// Messages of one VPID stay in order, also over several classes and with multicasts among them (HW
-/// §9.1, TH §5.4.1.2). Messages of other VPIDs may pass.
+/// Messages of one VPID stay in order, even if they have several classes and if multicasts are
+/// among them (HW §9.1, TH §5.4.1.2). Messages of other VPIDs may pass.
 #[test]
 fn messages_of_one_vpid_stay_in_order() {
     let mut mixed = 0;
@@ -354,8 +356,8 @@ fn messages_of_one_vpid_stay_in_order() {
     assert!(mixed > 32, "{mixed} of 64");
 }
 
-/// An SNQ entry precedes its interrupt, and a message its entry (HW §17, §6.4). A spurious
-/// interrupt is legal (G6).
+/// An SNQ entry arrives before its interrupt, and a message before the entry that reports it (HW
+/// §17, §6.4). A spurious interrupt is legal (G6).
 #[test]
 fn an_interrupt_finds_its_entry_and_the_entry_its_message() {
     for seed in 0..200 {
@@ -383,8 +385,7 @@ fn an_interrupt_finds_its_entry_and_the_entry_its_message() {
     assert!(early > 16, "{early} of 64");
 }
 
-/// Interrupts may be merged and late, but after the last message an interrupt always follows (G6,
-/// G7).
+/// Interrupts may be merged and late. An interrupt always follows the last message (G6, G7).
 #[test]
 fn software_that_sleeps_on_interrupts_sees_every_message() {
     let mut merged = 0;
@@ -392,7 +393,7 @@ fn software_that_sleeps_on_interrupts_sees_every_message() {
         let mut rig = Rig::new(seed, UNKIND);
         let (mut read, mut entries, mut sent) = (0, 0u64, 0);
         loop {
-            // Send bursts, so that messages arrive while software is busy.
+            // Bursts are sent, so that messages arrive while software is busy.
             if sent < 12 && seed % 3 == sent % 3 {
                 rig.velo(VPID, 0, true, sent);
                 sent += 1;
@@ -405,7 +406,8 @@ fn software_that_sleeps_on_interrupts_sees_every_message() {
                     assert_eq!(text, read);
                     read += 1;
                 }
-                // Order of HW §6.4 and §9.5: return entries and arm, then the queue.
+                // Software returns the entries and arms, then reads the queue, in the order of HW
+                // §6.4 and §9.5.
                 rig.store(1, 0x10038, &[(entries + 255) & 255]);
                 rig.store(1, 0x10040, &[0x1_0000 | (entries + 1)]);
                 rig.store(1, 0xD0_0000 + 0x1000 * VPID, &[(1 << 32) | read]);
@@ -421,12 +423,12 @@ fn software_that_sleeps_on_interrupts_sees_every_message() {
         assert_eq!((read, rig.interrupts()), (12, 0), "seed {seed}");
         merged += rig.world.timing_stats(1).msi_merged;
     }
-    // After a spurious wake-up software arms again, and the interrupt of the entry still follows.
+    // After a spurious interrupt, software arms again. The interrupt of the entry still follows.
     assert!(merged > 16, "{merged}");
 }
 
-/// Interrupts of a device behind another NIC have no watermark. Of two in flight, one is enough
-/// (G26).
+/// Interrupts of a device behind another NIC have no watermark. If two of them are in flight, they
+/// may be merged into one (G26).
 #[test]
 fn interrupts_of_a_device_merge() {
     let mut merged = 0;
@@ -449,7 +451,7 @@ fn interrupts_of_a_device_merge() {
     assert!(merged > 16, "{merged}");
 }
 
-/// Completions push posted writes (PCIe): after a register read, software finds the writes that the
+/// Completions push posted writes (PCIe). After a register read, software finds the writes that the
 /// register reports.
 #[test]
 fn a_register_read_comes_after_the_writes_before_it() {
@@ -473,7 +475,7 @@ fn a_register_read_comes_after_the_writes_before_it() {
     assert!(pushed > 16, "{pushed}");
 }
 
-/// A write in flight is lost when the chip is reset or loses power.
+/// Writes in flight are lost when the chip is reset or loses power.
 #[test]
 fn what_is_under_way_is_lost_with_the_power() {
     let mut rig = Rig::new(1, UNKIND);
@@ -485,7 +487,8 @@ fn what_is_under_way_is_lost_with_the_power() {
     assert_eq!(rig.message(1, 0), None);
 }
 
-/// Returns event times under some traffic, the order of messages, and statistics.
+/// Returns the times of the events under some traffic, the order of the messages, and the
+/// statistics.
 fn history(rig: &mut Rig) -> (Vec<u64>, Vec<u64>, TimingStats) {
     let mut seen = Vec::new();
     for k in 0..20 {
@@ -512,7 +515,7 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(run(5), run(6));
 }
 
-/// Each link gets its own latency and jitter. Configured values stay (G35).
+/// Each link gets a different latency and jitter. Configured values stay (G35).
 #[test]
 fn links_have_latencies_of_their_own() {
     let rig = Rig::new(3, UNKIND);

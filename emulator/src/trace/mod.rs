@@ -1,7 +1,7 @@
-//! The trace: one JSON object per line for each event that NICs and network report.
+//! The trace file. For each event that NICs and network report, it has a line with a JSON object.
 //!
-//! Records are buffered, and written when the buffer is full, on demand and at the end. A full disk
-//! ends the trace; the emulator continues.
+//! Records are buffered. They are written when the buffer is full, on demand and at the end. If the
+//! disk is full, the trace ends and the emulator continues.
 
 pub mod print;
 
@@ -22,7 +22,7 @@ impl From<Accessor> for By {
     }
 }
 
-/// Writer of trace records; inactive without a file.
+/// Writer of trace records. Without a file it writes nothing.
 #[derive(Default)]
 pub struct Tracer {
     out: Option<BufWriter<File>>,
@@ -35,7 +35,7 @@ impl Tracer {
         Self::default()
     }
 
-    /// Starts a trace and overwrites an existing file.
+    /// Starts a trace in a file, which is overwritten if it exists.
     pub fn start(&mut self, path: &Path) -> io::Result<()> {
         self.stop()?;
         self.out = Some(BufWriter::with_capacity(1 << 20, File::create(path)?));
@@ -83,7 +83,7 @@ impl Tracer {
         }
     }
 
-    /// Returns the trace for one NIC at time `t`.
+    /// Returns a receiver for the trace events of one NIC at time `t` in ns.
     pub fn sink(&mut self, nic: usize, t: u64) -> Sink<'_> {
         Sink {
             tracer: self,
@@ -93,7 +93,7 @@ impl Tracer {
     }
 }
 
-/// [`env::Trace`] for one NIC.
+/// Receiver of the trace events of one NIC.
 pub struct Sink<'a> {
     tracer: &'a mut Tracer,
     nic: usize,

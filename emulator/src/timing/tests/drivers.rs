@@ -1,4 +1,4 @@
-//! Small model drivers, each in a version with one wrong assumption and in a correct version.
+//! Small model drivers. Each has a version with one wrong assumption, and a correct version.
 //!
 //! The tests show that the unkind model detects a wrong assumption within a few seeds, and that the
 //! correct version never fails.
@@ -6,24 +6,24 @@
 use super::*;
 use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict};
 
-/// Number of seeds per comparison.
+/// Number of seeds that each comparison uses.
 const SEEDS: u64 = 48;
 /// Number of exchanges in one run.
 const ROUNDS: u64 = 8;
 
-/// Returns the number of runs with a wrong result.
+/// Returns the number of runs in which `run` returns false.
 fn wrong_runs(timing: &str, run: impl Fn(&mut Rig) -> bool) -> u64 {
     (0..SEEDS)
         .map(|seed| u64::from(!run(&mut Rig::new(seed, timing))))
         .sum()
 }
 
-/// Checks that the wrong driver fails in several runs, and the right driver in none.
+/// Checks that the wrong driver fails in several runs, and the correct driver in no run.
 fn compare(name: &str, run: impl Fn(&mut Rig, bool) -> bool) {
     compare_with(UNKIND, name, run);
 }
 
-/// Like [`compare`], with other times or options.
+/// Compares the drivers as [`compare`] does, with other times or options.
 fn compare_with(timing: &str, name: &str, run: impl Fn(&mut Rig, bool) -> bool) {
     let wrong = wrong_runs(timing, |rig| run(rig, false));
     let right = wrong_runs(timing, |rig| run(rig, true));
@@ -34,8 +34,8 @@ fn compare_with(timing: &str, name: &str, run: impl Fn(&mut Rig, bool) -> bool) 
     assert_eq!(right, 0, "{name}: the right driver fails");
 }
 
-/// Wrong: "the data of a PUT have arrived when a later VELO message arrives". HW §10.8 guarantees
-/// no order between the units.
+/// Wrong assumption: "the data of a PUT has arrived when a later VELO message arrives". HW §10.8
+/// guarantees no order between the units.
 #[test]
 fn a_message_as_completion_of_a_put() {
     compare("put then VELO", |rig, right| {
@@ -54,7 +54,7 @@ fn a_message_as_completion_of_a_put() {
     });
 }
 
-/// Length of five fragments in bytes (HW §10.3).
+/// Number of bytes of five fragments (HW §10.3).
 const LONG: u64 = 5 * 496;
 
 fn long_put(rig: &mut Rig, value: u64, modifiers: u64) {
@@ -68,8 +68,8 @@ fn whole(rig: &Rig, value: u64) -> bool {
     (0..LONG / 8).all(|k| rig.see(1, TARGET + 8 * k) == value)
 }
 
-/// Wrong: "a transfer is complete when its first fragment has arrived". Only the notification of
-/// the last fragment reports that (HW §10.3, §10.5).
+/// Wrong assumption: "a transfer is complete when its first fragment has arrived". Only the
+/// notification of the last fragment reports that the transfer is complete (HW §10.3, §10.5).
 #[test]
 fn the_first_fragment_as_completion() {
     compare("first fragment", |rig, right| {
@@ -86,8 +86,8 @@ fn the_first_fragment_as_completion() {
     });
 }
 
-/// Wrong as above, with NTR: each fragment then has a notification, so the first notification is
-/// not the last one.
+/// Wrong assumption: "a transfer is complete when its first notification has arrived". With NTR,
+/// each fragment has a notification, so the first notification is not the last.
 #[test]
 fn the_first_notification_as_completion() {
     compare("first of several notifications", |rig, right| {
@@ -102,8 +102,8 @@ fn the_first_notification_as_completion() {
     });
 }
 
-/// Wrong: "a source is free when the descriptor is stored", or "when it is committed". It is free
-/// after the requester's notification (HW §10.5).
+/// Wrong assumption: "the source of a transfer is free when the descriptor is stored", or "when the
+/// descriptor is committed". The source is free after the requester's notification (HW §10.5).
 #[test]
 fn a_source_that_is_used_again() {
     let run = |rig: &mut Rig, free: fn(&mut Rig, u64) -> bool| {
@@ -145,8 +145,8 @@ fn a_source_that_is_used_again() {
     compare("free when committed", run);
 }
 
-/// Wrong: "a page can be reused when its flush was sent". It can be reused after the following
-/// notification (HW §11.3).
+/// Wrong assumption: "a page can be reused when its flush has been sent". The page can be reused
+/// after the following notification (HW §11.3).
 #[test]
 fn a_page_that_is_used_again() {
     compare("flush without notification", |rig, right| {
@@ -169,9 +169,9 @@ fn a_page_that_is_used_again() {
     });
 }
 
-/// Wrong: "all data in flight during a flush arrive before the notification that follows the
-/// flush". The order is guaranteed only if a fence is between the flush and the notification (HW
-/// §11.3, G17).
+/// Wrong assumption: "all data in flight during a flush arrives before the notification that
+/// follows the flush". This order is guaranteed only if a fence is between the flush and the
+/// notification (HW §11.3, G17).
 #[test]
 fn a_page_that_was_not_fenced() {
     let timing = format!("{UNKIND}\ndma-delay-ns = 200000\n[nic]\natu-notify = \"own-way\"");
@@ -201,14 +201,14 @@ fn a_page_that_was_not_fenced() {
         (0..2).all(|k| rig.see(1, TARGET + 8 * k) == 77)
     };
     compare_with(&timing, "no fence", |rig, right| run(rig, right, false));
-    // The fence works also if its answer gets lost, which is the second one.
+    // The second answer, which is that of the fence, gets lost. The fence must work nevertheless.
     let wrong = wrong_runs(&lost, |rig| run(rig, true, true));
     assert_eq!(wrong, 0, "the fence holds without its answer");
 }
 
-/// Wrong: "each arrival raises an interrupt". An arrival while interrupts are masked raises none if
-/// the chip forgets it (G7). Software must check the queue once more after a register read, because
-/// earlier writes of the chip may be in flight.
+/// Wrong assumption: "each arrival raises an interrupt". An arrival while interrupts are masked
+/// raises none if the chip does not record it (G7). Software must check the queue once more after a
+/// register read, because earlier writes of the chip may be in flight.
 #[test]
 fn a_sleep_without_another_look() {
     let timing = format!("{UNKIND}\n[nic]\nirq-missed = \"forget\"");
@@ -223,7 +223,7 @@ fn a_sleep_without_another_look() {
         }
         loop {
             if rig.interrupts() == 0 {
-                // Interrupts arrive in steps.
+                // Events run one by one, so interrupts arrive at different points of the loop.
                 if !rig.step() {
                     break;
                 }
@@ -238,7 +238,7 @@ fn a_sleep_without_another_look() {
                     while rig.message(1, read).is_some() {
                         read += 1;
                     }
-                    // Time passes between the check and the store that arms.
+                    // One event may run between the check and the store that arms.
                     rig.step();
                     rig.store(1, 0xD0_0000 + 0x1000 * VPID, &[(1 << 32) | read]);
                     if right {
@@ -255,8 +255,8 @@ fn a_sleep_without_another_look() {
     });
 }
 
-/// Wrong: "an entry of the SNQ reports one VPID". It reports all VPIDs that interrupted until its
-/// program read the vector (HW §6.5).
+/// Wrong assumption: "an entry of the SNQ reports one VPID". An entry reports all VPIDs that raised
+/// interrupts before its program read the vector (HW §6.5).
 #[test]
 fn the_lowest_bit_of_a_vector() {
     compare("one VPID per interrupt", |rig, right| {
@@ -282,7 +282,7 @@ fn the_lowest_bit_of_a_vector() {
     });
 }
 
-/// Reader of the mailbox of 32 slots, like software (HW §9.5).
+/// Reader of the mailbox of 32 slots, which behaves like software (HW §9.5).
 struct Mailbox {
     taken: u64,
     got: Vec<u64>,
@@ -308,7 +308,7 @@ fn state(rig: &mut Rig) -> State {
     State(rig.world.peek(0, 0x100_0000 + 0x1000 * VPID as u32))
 }
 
-/// Sender with the protocol of HW §8.
+/// Sender that follows the protocol of HW §8.
 struct Sender {
     credits: Credits,
     copies: [u64; 256],
@@ -318,7 +318,7 @@ struct Sender {
 }
 
 impl Sender {
-    /// Runs one event. The receiver reads a message at every fourth call, and whenever no event is
+    /// Runs one event. The receiver reads a message at every fourth call, and when no event is
     /// pending.
     fn pass(&mut self, rig: &mut Rig, mailbox: &mut Mailbox) {
         self.turn += 1;
@@ -377,16 +377,17 @@ impl Sender {
     }
 }
 
-/// A slow receiver fills the buffers of the network and then those of the requester (HW §8, §9.6).
-/// Wrong: "every stored message arrives". A sender that follows the protocol of HW §8 repeats
-/// rejected messages, and all arrive once and in order.
+/// Wrong assumption: "every stored message arrives". A slow receiver fills the buffers of the
+/// network, then those of the requester (HW §8, §9.6), which rejects messages. A sender that
+/// follows the protocol of HW §8 repeats rejected messages. All messages then arrive once and in
+/// order.
 #[test]
 fn a_slow_receiver() {
     const MESSAGES: u64 = 500;
     let (mut repairs, mut waits) = (0, 0);
     for seed in 0..8 {
         for careful in [false, true] {
-            // With few polls the state fills up before it requests a replay.
+            // If software polls rarely, the state register fills up before it requests a replay.
             let (every, limit) = match seed % 2 {
                 0 => (8, "[16, 32]"),
                 _ => (u64::MAX, "[4096, 4096]"),

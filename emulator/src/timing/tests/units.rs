@@ -1,4 +1,4 @@
-//! Tests of times and orders inside the units, and of the random number generators.
+//! Tests of delays and orders inside the units, and of the random number generators.
 
 use super::*;
 use crate::nic::{Faults, QueueFull, QueueUnit};
@@ -22,7 +22,7 @@ fn turns(rig: &mut Rig, nic: usize) -> Vec<u64> {
     (0..8).map(|k| (noti(k) >> 23) & 0xFF).collect()
 }
 
-/// G12, G28: there is no order between VPIDs. Each run and each NIC draws its own order.
+/// There is no order between VPIDs (G12, G28). Each run and each NIC draws a different order.
 #[test]
 fn every_run_and_every_nic_draws_its_own_order() {
     let of = |seed| {
@@ -52,7 +52,7 @@ fn a_new_seed_reaches_everything() {
     };
     assert_eq!(history(1, 7), history(2, 7));
     assert_ne!(history(1, 7), history(1, 8));
-    // The same after a power cycle of the chip.
+    // The new seed must also reach the generators after a power cycle of the chip.
     let revived = |seed| {
         let mut rig = Rig::new(seed, IDEAL);
         rig.world.reseed(7);
@@ -64,7 +64,7 @@ fn a_new_seed_reaches_everything() {
     assert_eq!(revived(1), revived(2));
 }
 
-/// HW §11: a cached translation is not read again, so it pushes no writes.
+/// A cached translation is not read from memory, so it pushes no writes (HW §11).
 #[test]
 fn a_cached_translation_reads_nothing() {
     for seed in 0..16 {
@@ -87,7 +87,7 @@ fn a_cached_translation_reads_nothing() {
     }
 }
 
-/// Delivers a packet of a translated PUT to the page of [`TARGET`] to NIC 1.
+/// Delivers to NIC 1 a packet of a translated PUT to the page [`TARGET`].
 fn arrive(rig: &mut Rig) {
     let text = format!(
         r#"{{"kind":"rma","command":2,"src_node":0,"src_vpid":{VPID},"vpid":{VPID},"address":{TARGET},"mode":4,"data":"0000"}}"#
@@ -96,8 +96,8 @@ fn arrive(rig: &mut Rig) {
     rig.world.forge(1, &packet).unwrap();
 }
 
-/// HW §11.3: a flush is complete when its notification arrives. Until then the flushed translations
-/// may be in use.
+/// A flush is complete when its notification arrives. Until then, the flushed translations may be
+/// in use (HW §11.3).
 #[test]
 fn a_flush_takes_its_time() {
     let mut stale = 0;
@@ -134,7 +134,7 @@ fn a_flush_takes_its_time() {
     assert!(stale > 32, "{stale}");
 }
 
-/// Returns the entries of the SNQ: event and number of VPIDs in its vector.
+/// Returns the event and the number of VPIDs in the vector of each SNQ entry.
 fn vectors(rig: &Rig) -> Vec<(u64, u32)> {
     let entry = |k: u64| RING + 64 * k;
     (0..)
@@ -148,8 +148,8 @@ fn vectors(rig: &Rig) -> Vec<(u64, u32)> {
         .collect()
 }
 
-/// G4, G7: a program reads the vectors some time after the event, so one entry can report several
-/// VPIDs.
+/// A program reads the vectors some time after the event, so one entry can report several VPIDs
+/// (G4, G7).
 #[test]
 fn vectors_have_several_bits() {
     let run = |seed, timing| {
@@ -178,8 +178,8 @@ fn vectors_have_several_bits() {
     assert_eq!(several(IDEAL), [0, 0]);
 }
 
-/// HW §10.5, §17: a requester's notification reports that a request was sent, independent of writes
-/// for other packets.
+/// A requester's notification reports that a request was sent. It does not wait for writes of other
+/// packets (HW §10.5, §17).
 #[test]
 fn a_requester_notification_waits_for_nobody() {
     let mut first = 0;
@@ -196,8 +196,8 @@ fn a_requester_notification_waits_for_nobody() {
     assert!((4..=60).contains(&first), "{first} of 64");
 }
 
-/// HW §10.8: data precede their notification, also if the notification waited for a slot in its
-/// queue.
+/// Data arrives before its notification, even if the notification waited for a slot in its queue
+/// (HW §10.8).
 #[test]
 fn a_notification_that_waited_comes_after_its_data() {
     let mut waited = 0;
@@ -223,8 +223,8 @@ fn a_notification_that_waited_comes_after_its_data() {
     assert!(waited > 100, "{waited} of 200 were still to be written");
 }
 
-/// With `push = "bridge"` a register may report a write that has not reached the bridge. The
-/// guaranteed orders hold.
+/// With `push = "bridge"`, a register may report a write that has not reached the bridge. The
+/// guaranteed orders hold nevertheless.
 #[test]
 fn a_read_may_push_only_what_has_come_to_the_bridge() {
     let mut early = 0;
@@ -243,8 +243,8 @@ fn a_read_may_push_only_what_has_come_to_the_bridge() {
     assert!((16..64).contains(&early), "{early} of 64");
 }
 
-/// HW §8: a command counts as committed after it has left the requester. Until then the toggles
-/// show it.
+/// A command counts as committed after it has left the requester. Until then, the toggles differ
+/// (HW §8).
 #[test]
 fn a_command_counts_when_it_has_left() {
     let mut late = 0;
@@ -259,7 +259,7 @@ fn a_command_counts_when_it_has_left() {
     assert!(late > 48, "{late} of 64");
 }
 
-/// Configured options of a NIC stay; the others are drawn for each NIC.
+/// Configured options of a NIC stay. Values for the other options are drawn for each NIC.
 #[test]
 fn units_have_times_and_sizes_of_their_own() {
     let build = |text: &str, cli: &[&str]| {
@@ -299,8 +299,9 @@ fn units_have_times_and_sizes_of_their_own() {
     assert_ne!(with_seed(5), with_seed(6));
 }
 
-/// HW §10.8: the order covers requests of one VPID in a class. A response to a local VPID is
-/// independent of requests that the remote VPID of the same number sends in the class of responses.
+/// The order covers requests of one VPID in one class (HW §10.8). A response to a local VPID does
+/// not wait for requests that the remote VPID with the same number sends in the class of the
+/// response.
 #[test]
 fn a_response_passes_a_put_of_the_same_number() {
     let mut first = 0;
@@ -309,7 +310,7 @@ fn a_response_passes_a_put_of_the_same_number() {
         let mut rig = Rig::new(seed, timing);
         rig.put(1, SOURCE, 7);
         rig.put(1, SOURCE + 8, 8);
-        // NIC 1 puts in class 1, the class of responses to class 0.
+        // NIC 1 sends a PUT in class 1, which is the class of responses to requests in class 0.
         let word = 3 | (2 << 2) | (VPID << 8) | (7 << 40);
         rig.store(1, 0x410_0000 | (VPID << 12), &[word, SOURCE, TARGET]);
         rig.until(|r| r.world.chip_counters(0).dma_writes == 1);
