@@ -1,11 +1,11 @@
-//! All NICs, the network between them, and the order of events.
+//! The world: all NICs, the network between them, and the order of events.
 //!
-//! Every public method is one event. It does the event's work and the work that follows from it, up
-//! to a bound, so that one guest can't keep the others waiting. [`World::busy`] returns true while
-//! work is left for [`World::settle`].
+//! Every public method is one event. It performs the work of the event and the resulting work, up
+//! to a limit, so that one guest can't keep the others waiting. [`World::busy`] returns true while
+//! work remains for [`World::settle`].
 //!
-//! A panic in the model of a NIC is contained and logged. The NIC then acts like dead hardware
-//! (reads all ones, link down) until its guest, a new client or a command resets it.
+//! A panic in the model of a NIC is contained and logged. The NIC then behaves like dead hardware
+//! (reads return all ones, links are down) until its guest, a new client or a command resets it.
 
 use crate::config::{Fabric, NicSpec};
 use crate::control::Arrival;
@@ -30,16 +30,16 @@ use std::rc::Rc;
 use std::time::Instant;
 use wire::regs::info::{self, Node};
 
-/// Maximum number of crossbar steps per event. The next iteration of the event loop does the
-/// remaining ones.
+/// Maximum number of crossbar steps per event. The next iteration of the event loop performs the
+/// remaining steps.
 const STEPS_PER_TURN: usize = 4096;
 
-/// Clock in ns since the start.
+/// Source of the time in ns since the start.
 #[derive(Debug, Clone)]
 pub enum Clock {
     /// The monotonic clock of the host.
     Real(Instant),
-    /// A time that a test sets.
+    /// Time that a test sets.
     Manual(Rc<Cell<u64>>),
 }
 
@@ -70,7 +70,8 @@ pub(crate) struct Slot {
     panic_next: bool,
 }
 
-/// Returns a new disk if an NVMe drive is behind the NIC. The disk outlives its controller chips.
+/// Returns a new disk if an NVMe drive is behind the NIC. The disk outlives the chip of its
+/// controller.
 fn new_disk(spec: &NicSpec) -> Option<Disk> {
     let drive = spec.accelerator.as_ref();
     let drive = drive.filter(|device| device.kind == DeviceKind::Nvme);
@@ -79,7 +80,7 @@ fn new_disk(spec: &NicSpec) -> Option<Disk> {
 
 /// Returns a new chip, with the device behind it if the NIC is a root port.
 fn new_chip(spec: &NicSpec, cfg: NicConfig, disk: Option<&Disk>) -> Nic {
-    // The GUID of the chip is also the drive's serial number.
+    // The GUID of the NIC is also the serial number of the drive.
     let serial = cfg.guid.unwrap_or(0);
     let mut nic = Nic::new(cfg);
     match (&spec.accelerator, disk) {
@@ -92,27 +93,27 @@ fn new_chip(spec: &NicSpec, cfg: NicConfig, disk: Option<&Disk>) -> Nic {
     nic
 }
 
-/// The whole model: NICs, hosts, network, time.
+/// The whole model: NICs, hosts, network and time.
 pub struct World {
     pub(crate) slots: Vec<Slot>,
     pub(crate) network: Network,
     pub(crate) topology: Topology,
     nics_per_node: usize,
     pub(crate) timing: TimingConfig,
-    /// Randomly drawn latencies of links.
+    /// Latencies that were drawn for the links without a configured latency.
     pub(crate) drawn_latency: Vec<u64>,
     variant: String,
     pub(crate) setup: Setup,
-    /// The trace.
+    /// Writer of the trace.
     pub tracer: Tracer,
     clock: Clock,
-    /// Deadlines of NICs.
+    /// Deadlines of NICs, each with the index of the NIC.
     timers: BTreeSet<(u64, usize)>,
-    /// NICs with packets left to send, now or once there is network credit.
+    /// NICs that have packets left to send, now or after network credit returns.
     blocked: BTreeSet<usize>,
     /// Index of the NIC that most recently sent remaining packets.
     turn: usize,
-    /// State of full queues, which all NICs share.
+    /// Numbers of messages that wait for full queues, which all NICs share.
     pressure: Pressure,
 }
 
@@ -196,17 +197,17 @@ impl World {
         self.slots[nic].nic.config().guid()
     }
 
-    /// Returns true if [`World::settle`] has work to do.
+    /// Returns true if [`World::settle`] has work.
     pub fn busy(&self) -> bool {
         self.network.busy() || self.blocked.iter().any(|&i| self.may_send(i))
     }
 
-    /// Returns true if a NIC holds packets that may leave it now.
+    /// Returns true if a NIC holds packets that it may send now.
     fn may_send(&self, i: usize) -> bool {
         self.slots[i].nic.tx_waiting_lanes() & self.tx_open(i) != 0
     }
 
-    /// Returns the time at which [`World::tick`] has work next, in ns since the start.
+    /// Returns the time in ns since the start at which [`World::tick`] has its next work.
     pub fn next_deadline(&self) -> Option<u64> {
         let nic = self.timers.first().map(|(at, _)| *at);
         nic.into_iter()
@@ -222,7 +223,8 @@ impl World {
         let now = self.now();
         self.run_timing(now);
         self.expire_peers(now);
-        // Each NIC runs once, so that a NIC whose deadline does not change can't delay the others.
+        // Each due NIC runs once, so that a NIC whose deadline does not change can't delay the
+        // others.
         let due: Vec<usize> = self
             .timers
             .iter()
@@ -238,7 +240,7 @@ impl World {
         self.settle();
     }
 
-    /// Moves packets until all are blocked or delivered, or the bound is reached.
+    /// Moves packets until all packets are blocked or delivered, or the limit is reached.
     pub fn settle(&mut self) {
         let mut left = STEPS_PER_TURN;
         while left > 0 {
@@ -271,17 +273,17 @@ impl World {
         }
     }
 
-    /// Returns the NIC that sends its remaining packets next, round robin.
+    /// Returns the NIC that sends remaining packets next, round robin.
     fn next_blocked(&self) -> Option<usize> {
         let after = self.blocked.range(self.turn + 1..);
         let mut all = after.chain(&self.blocked).copied();
         all.find(|&i| self.may_send(i))
     }
 
-    /// Loads from a BAR for the host. Returns `false` if parts of the data arrive over the network
-    /// later; then [`World::finish_load`] returns the result.
+    /// Executes a load of the host from a BAR. Returns `false` if some of the data arrives over the
+    /// network later. In that case, [`World::finish_load`] returns the result.
     pub fn load(&mut self, nic: usize, bar: u8, offset: u64, data: &mut [u8]) -> bool {
-        // Complete earlier events before the guest reads their results.
+        // Earlier events must be completed before the guest reads their results.
         self.settle();
         self.push_posted(nic);
         let state = self.with_nic(nic, |n, env| n.mmio_read(bar, offset, data, env));
@@ -297,7 +299,7 @@ impl World {
     }
 
     /// Stores the result of a pending load in `data`. Returns `false` while the load is still
-    /// pending. A NIC that is off reads all ones.
+    /// pending. If the NIC is off, the result is all ones.
     pub fn finish_load(&mut self, nic: usize, data: &mut [u8]) -> bool {
         if self.is_on(nic) {
             let done = self.slots[nic].nic.finish_load(data);
@@ -310,7 +312,7 @@ impl World {
         true
     }
 
-    /// Returns true while the host of this NIC must not store, see [`Nic::host_stalled`].
+    /// Returns true while the host of this NIC must not store (see [`Nic::host_stalled`]).
     pub fn stalled(&self, nic: usize) -> bool {
         self.is_on(nic) && self.slots[nic].nic.host_stalled()
     }
@@ -326,7 +328,7 @@ impl World {
     }
 
     /// Calls `f` with a NIC and its environment, then sends the packets in the outbox and updates
-    /// its timers. Returns `None` if the NIC is off or panicked.
+    /// the timers of the NIC. Returns `None` if the NIC is off or its model panicked.
     pub(crate) fn with_nic<R>(
         &mut self,
         i: usize,
@@ -393,7 +395,7 @@ impl World {
         self.break_cycles(i);
     }
 
-    /// Passes GUID and node ID of the node register to the network.
+    /// Passes the GUID and the node ID in the registers of the NIC to the network.
     fn sync_identity(&mut self, i: usize) {
         let slot = &mut self.slots[i];
         let mut untraced = Tracer::off();
@@ -408,7 +410,7 @@ impl World {
         self.network.set_identity(i, node.guid(), node.id());
     }
 
-    /// Contains a panic of NIC `i`.
+    /// Contains a panic in the model of NIC `i`.
     pub(crate) fn crashed(&mut self, i: usize, payload: &(dyn std::any::Any + Send)) {
         let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
         let text = text
@@ -423,7 +425,7 @@ impl World {
         self.switch_off(i, Power::Dead);
     }
 
-    /// Makes the next access to this NIC panic, to test the containment.
+    /// Makes the model of this NIC panic at its next access, to test that the panic is contained.
     pub fn inject_panic(&mut self, nic: usize) {
         self.slots[nic].panic_next = true;
     }
@@ -435,7 +437,7 @@ impl World {
         }
     }
 
-    /// Replaces the chip by a new one in its power-on state.
+    /// Replaces the chip by a new chip in its power-on state.
     fn replace_chip(&mut self, i: usize) {
         let faults = self.slots[i].nic.config().faults.clone();
         let cfg = NicConfig {
@@ -466,7 +468,8 @@ impl World {
         self.slots[i].power = power;
         self.replace_chip(i);
         self.network.set_power(i, false, &mut self.tracer);
-        // Clear the actions of the register reset now, so that they do not retrain links later.
+        // Clears the actions that the register reset triggered, so that they do not retrain links
+        // later.
         self.network.after_access(i, &mut self.tracer);
         self.slots[i].machine.config.reset();
     }
@@ -481,8 +484,8 @@ impl World {
         self.nic_came_back(i);
     }
 
-    /// Switches a NIC off (its guest reads all ones, its links go down) or on (all state at reset
-    /// values).
+    /// Switches a NIC off or on. While it is off, its guest reads all ones and its links are down.
+    /// When it is switched on, all state has its reset value.
     pub fn set_power(&mut self, nic: usize, on: bool) {
         match (on, self.slots[nic].power) {
             (true, Power::On) | (false, Power::Off) => {}
@@ -529,7 +532,7 @@ impl World {
         self.settle();
     }
 
-    /// Passes BARs, bus mastering and size limits of configuration space to the chip.
+    /// Passes BARs, bus mastering and size limits from the configuration space to the chip.
     pub(crate) fn sync_pci(&mut self, i: usize) {
         let Slot { nic, machine, .. } = &mut self.slots[i];
         for bar in [0u8, 2] {
@@ -540,7 +543,7 @@ impl World {
         nic.set_bus_limits(payload, read_request);
     }
 
-    /// Records that a client connected, and revives a dead NIC.
+    /// Records that a client has connected, and revives a dead NIC.
     pub fn connected(&mut self, nic: usize) {
         self.slots[nic].connected = true;
         self.slots[nic].machine.stats.connects += 1;
@@ -550,8 +553,8 @@ impl World {
         }
     }
 
-    /// Drops memory and interrupts of a client that disconnected, and resets the NIC for the next
-    /// one.
+    /// Drops memory and interrupts of a client that has disconnected, and resets the NIC for the
+    /// next client.
     pub fn disconnected(&mut self, nic: usize) {
         self.slots[nic].connected = false;
         self.host_gone(nic);
@@ -559,8 +562,8 @@ impl World {
         self.reset(nic, ResetKind::PowerOn);
     }
 
-    /// Gives a NIC another configuration space identity. It takes effect for the next client,
-    /// because QEMU reads it at start.
+    /// Changes the identity in the configuration space of a NIC. The change takes effect for the
+    /// next client, because QEMU reads the identity when it starts.
     pub fn set_pci(&mut self, nic: usize, pci: PciConfig) {
         self.slots[nic].spec.pci = pci.clone();
         self.slots[nic].machine.config.set_shape(pci);
@@ -579,12 +582,12 @@ impl World {
         Ok(())
     }
 
-    /// Raises a trigger event of a chip whose registers show the given values.
+    /// Sets registers of a chip to the given values, then raises a trigger event.
     ///
     /// # Errors
     ///
-    /// Fails if the event or a register does not exist, if a register shows a state of the model,
-    /// or if the NIC is off.
+    /// If the event or a register does not exist, if the model computes the value of a register, or
+    /// if the NIC is off.
     pub fn report(
         &mut self,
         nic: usize,
@@ -600,12 +603,12 @@ impl World {
         }
     }
 
-    /// Writes a register like management software.
+    /// Writes a register as management software does.
     pub fn poke(&mut self, nic: usize, offset: u32, value: u64) {
         self.with_nic(nic, |n, env| n.reg_poke(offset, value, env));
     }
 
-    /// Reads a register like management software. Returns all ones if the NIC is off.
+    /// Reads a register as management software does. Returns all ones if the NIC is off.
     pub fn peek(&mut self, nic: usize, offset: u32) -> u64 {
         self.with_nic(nic, |n, env| n.reg_peek(offset, env))
             .unwrap_or(u64::MAX)
@@ -623,8 +626,8 @@ impl World {
         Ok(())
     }
 
-    /// Ends all faults, also in NICs without power: cables, knobs and injected faults return to
-    /// their configuration. Power is not changed.
+    /// Ends all faults, even in NICs without power. Cables, knobs and injected faults return to
+    /// their configured state. Power does not change.
     pub fn end_faults(&mut self) {
         self.change_network(|network, trace| network.end_faults(trace));
         for nic in 0..self.slots.len() {
@@ -635,7 +638,7 @@ impl World {
         }
     }
 
-    /// Returns the configuration space identity of a NIC.
+    /// Returns the identity in the configuration space of a NIC.
     pub fn pci(&self, nic: usize) -> &PciConfig {
         self.slots[nic].machine.config.shape()
     }
@@ -660,8 +663,8 @@ impl World {
         self.timing.model
     }
 
-    /// Returns the choices of the model where the reference leaves one, as
-    /// [`crate::variant::Variant`] prints them.
+    /// Returns the choices of the model where the reference leaves a choice, in the form of
+    /// [`crate::variant::Variant`].
     pub fn variant(&self) -> &str {
         &self.variant
     }
@@ -676,10 +679,10 @@ impl World {
         &self.network
     }
 
-    /// Changes the network with `f` and runs the consequences.
+    /// Changes the network by `f`, and performs the work that results from the change.
     pub fn change_network(&mut self, f: impl FnOnce(&mut Network, &mut Tracer)) {
         let now = self.now();
-        // Bring the network's clock up to date first.
+        // The clock of the network must be up to date before the change.
         self.network.run(now, 0, &mut self.tracer);
         f(&mut self.network, &mut self.tracer);
         self.settle();

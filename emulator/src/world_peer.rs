@@ -1,10 +1,10 @@
-//! Accesses of NICs to other devices of their hosts: DMA messages to clients, answers, and
-//! avoidance of deadlocks.
+//! Accesses of NICs to other devices of their hosts: DMA messages to clients, the clients' answers,
+//! and avoidance of deadlocks.
 //!
 //! A client that waits for its guest's load from a NIC answers no DMA messages on the sockets of
-//! all its NICs. Such a load may read a device of another host, or of its own. If that host waits
-//! in the same way, hosts may wait for each other in a cycle. The load that would close the cycle
-//! returns all ones instead.
+//! all its NICs. Such a load may read a device of another host, or of the same host. If the other
+//! host waits in the same way, hosts may wait for each other in a cycle. The load that would close
+//! the cycle returns all ones.
 
 use crate::peer::{Answered, Request, Settled};
 use crate::world::World;
@@ -16,7 +16,7 @@ impl World {
         self.slots[nic].machine.peers.open();
     }
 
-    /// Drops all accesses of a client that disconnected.
+    /// Drops all accesses that wait for a client that has disconnected.
     pub(crate) fn host_gone(&mut self, nic: usize) {
         let loads = self.slots[nic].machine.disconnect();
         self.fail_loads(nic, loads);
@@ -27,7 +27,7 @@ impl World {
         self.slots[nic].machine.peers.has_request()
     }
 
-    /// Returns true while answers of the client of a NIC are outstanding.
+    /// Returns true while answers of the client of a NIC are pending.
     pub fn awaits_answers(&self, nic: usize) -> bool {
         self.slots[nic].machine.peers.awaits()
     }
@@ -37,7 +37,7 @@ impl World {
         let now = self.now();
         let machine = &mut self.slots[nic].machine;
         let request = machine.peers.request(now)?;
-        // Memory writes queued behind a load need not wait for its answer.
+        // Memory writes that are queued behind a load do not wait for the answer to the load.
         self.run_due(nic);
         Some(request)
     }
@@ -95,8 +95,8 @@ impl World {
         self.settle();
     }
 
-    /// Ends loads of other nodes without data, and returns the credit of stores that have ended to
-    /// their senders.
+    /// Ends loads of other nodes without data. Returns the credit of stores that have ended to the
+    /// NICs that sent the stores.
     fn fail_loads(&mut self, nic: usize, loads: Vec<u64>) {
         self.with_nic(nic, |n, env| {
             n.stores_ended(env);
@@ -106,13 +106,13 @@ impl World {
         });
     }
 
-    /// Returns the time at which the next silent client is given up.
+    /// Returns the next time at which the emulator stops waiting for a client that does not answer.
     pub(crate) fn peer_deadline(&self) -> Option<u64> {
         let all = self.slots.iter();
         all.filter_map(|s| s.machine.peers.deadline()).min()
     }
 
-    /// Gives up clients that have not answered in time.
+    /// Stops waiting for clients that have not answered in time.
     pub(crate) fn expire_peers(&mut self, now: u64) {
         for nic in 0..self.slots.len() {
             let machine = &mut self.slots[nic].machine;
@@ -124,7 +124,7 @@ impl World {
         }
     }
 
-    /// Returns the pairs (waiting host, host whose answer it waits for).
+    /// Returns pairs of hosts. The first host of a pair waits for an answer of the second host.
     fn waits(&self) -> BTreeSet<(usize, usize)> {
         let mut waits = BTreeSet::new();
         for (i, slot) in self.slots.iter().enumerate() {
@@ -142,8 +142,8 @@ impl World {
         nic / self.nics_per_node().max(1)
     }
 
-    /// Ends the new loads of a NIC whose answer the client can't give because it waits for them
-    /// itself.
+    /// Ends the new loads of a NIC that its client can't answer, because the client waits for these
+    /// loads.
     pub(crate) fn break_cycles(&mut self, nic: usize) {
         for load in self.slots[nic].machine.peers.take_new() {
             let host = self.host_of(nic);

@@ -1,4 +1,4 @@
-//! Tests of loads and stores between devices of hosts; the test plays the clients.
+//! Tests of loads and stores between devices of hosts. The test takes the part of the clients.
 
 use super::*;
 use crate::config::{ConfigFile, Fabric, Overrides};
@@ -16,7 +16,7 @@ use wire::regs::{htax, np, smfu as r};
 
 const BAR0: u64 = 0x38_0000_0000;
 const BAR2: u64 = 0x38_1000_0000;
-/// Bus address of the hosts' devices. Interval n + 1 leads to the device of NIC n.
+/// Bus address of the device of each host. Interval n + 1 of a NIC leads to the device of NIC n.
 const DEVICE: u64 = 0x40_0000_0000;
 const PART: u64 = 0x10_0000;
 const WINDOW: u64 = 0x200_0000;
@@ -24,11 +24,11 @@ const WINDOW: u64 = 0x200_0000;
 struct Hosts {
     world: World,
     time: Rc<Cell<u64>>,
-    /// Pending loads by NIC, with their address.
+    /// Address of the pending load of each NIC.
     waiting: BTreeMap<usize, u64>,
-    /// DMA messages that a host has received and not processed.
+    /// DMA messages that each host has received, but not processed.
     asked: Vec<Vec<Request>>,
-    /// Registers of the devices.
+    /// Registers of the device of each host.
     devices: Vec<BTreeMap<u64, u64>>,
 }
 
@@ -90,8 +90,8 @@ impl Hosts {
         }
     }
 
-    /// Begins to load a register of another host's device for the CPU of a host. Returns its value
-    /// if it is available at once.
+    /// Begins a load by the CPU of a host from a register of another host's device. Returns the
+    /// value if it is available at once.
     fn load(&mut self, nic: usize, to: usize, at: u64) -> Option<u64> {
         let mut data = [0; 8];
         let offset = WINDOW + to as u64 * PART + at;
@@ -125,8 +125,8 @@ impl Hosts {
         }
     }
 
-    /// Answers the first DMA message of a host. Returns `false` if there is none, or the host waits
-    /// for a load.
+    /// Answers the first DMA message of a host. Returns `false` if there is no message, or if the
+    /// host waits for a load.
     fn serve(&mut self, nic: usize) -> bool {
         self.fetch(nic);
         if self.waiting.contains_key(&nic) || self.asked[nic].is_empty() {
@@ -174,7 +174,8 @@ fn loads_wait_for_the_device_and_see_the_stores_before() {
     h.store(0, 1, 0x20, 77);
     assert_eq!(h.load(0, 1, 0x20), None);
     assert_eq!(h.finish(0), None);
-    // Other accesses do not wait: the other host loads from its own NIC, and node 0 is reachable.
+    // Other accesses do not wait for the device: the other host can load from its own NIC, and node
+    // 0 is reachable.
     assert_eq!(h.world.peek(1, 0x8050), 1);
     assert!(h.serve(1), "the store");
     assert_eq!(h.finish(0), None);
@@ -218,7 +219,8 @@ fn a_host_that_does_not_answer_costs_a_time_out() {
     // The answer arrives late and is ignored.
     assert!(h.serve(1));
     assert_eq!(h.world.chip_counters(0).smfu.late, 1);
-    // A host that never answers is given up. Further accesses to it fail at once.
+    // The emulator stops waiting for a host that never answers. Further accesses to that host fail
+    // at once.
     assert_eq!(h.load(0, 1, 0), None);
     h.fetch(1);
     h.later(crate::peer::TIMEOUT_NS);
@@ -244,7 +246,7 @@ fn a_host_that_goes_takes_its_answers_along() {
     h.world.disconnected(1);
     assert_eq!(h.finish(0), Some(ONES));
     assert_eq!(h.world.host_stats(1).peer_unanswered, 3);
-    // Without power no access is answered.
+    // A NIC without power answers no access.
     h.boot(1, 2);
     h.asked[1].clear();
     assert_eq!(h.load(0, 1, 0), None);
@@ -263,7 +265,8 @@ fn a_host_does_not_wait_for_itself() {
     h.store(0, 0, 8, 9);
     assert!(h.serve(0));
     assert_eq!(h.devices[0][&8], 9, "stores arrive");
-    // Both hosts wait for each other: the second load returns all ones, the first its data.
+    // Both hosts wait for each other. The second load returns all ones, and the first load returns
+    // its data.
     assert_eq!(h.load(0, 1, 0x10), None);
     h.devices[1].insert(0x10, 4);
     assert_eq!(h.load(1, 0, 0x10), Some(ONES));
@@ -279,7 +282,7 @@ fn a_host_does_not_wait_for_itself() {
     assert_eq!((h.finish(1), h.deadlocks()), (Some(0), 2));
 }
 
-/// Two NICs of one host count as one waiting client.
+/// Two NICs of one host have one client, which waits for both.
 #[test]
 fn a_circle_may_lead_over_another_nic() {
     let mut h = Hosts::new("topology = \"ring:4\"\nnics-per-node = 2", 4);
@@ -291,11 +294,11 @@ fn a_circle_may_lead_over_another_nic() {
     assert_eq!(h.finish(0), Some(0));
 }
 
-/// A memory write is not visible before the earlier stores to the device are done.
+/// A memory write is not visible before the earlier stores to the device have ended.
 #[test]
 fn an_interrupt_comes_after_the_store_before_it() {
     let mut h = Hosts::new("topology = \"pair\"", 2);
-    // Interval 1 at node 1, which has no other use, leads to interrupts.
+    // Interval 1 at node 1, which is otherwise unused, leads to the interrupt range.
     h.world.poke(1, r::vpid_t_start_addr(1).0, 0xFD_0000_0000);
     let to_one = r::IntervalControl::to_node(NodeId(1)).raw();
     h.world.poke(0, r::interval_control(1).0, to_one);
@@ -308,11 +311,11 @@ fn an_interrupt_comes_after_the_store_before_it() {
     );
     assert_eq!(h.world.host_stats(1).msi_lost, 0);
     assert!(h.serve(1));
-    // This client has no eventfds, so the interrupt only shows as lost.
+    // The client has no eventfds, so the interrupt is only counted as lost.
     assert_eq!(h.world.host_stats(1).msi_lost, 1);
 }
 
-/// Stores are limited to the rate that devices accept, and none is lost.
+/// Stores are limited to the rate at which devices accept them. Each store arrives.
 #[test]
 fn a_slow_device_stops_those_who_store_to_it() {
     let mut h = Hosts::new("topology = \"pair\"", 2);
@@ -324,7 +327,7 @@ fn a_slow_device_stops_those_who_store_to_it() {
     }
     assert!(n > 1000);
     assert!(!h.world.stalled(1));
-    // Stores that were in flight still fit.
+    // Stores that were in flight when the host was stopped are still accepted.
     for _ in 0..200 {
         n += 1;
         h.store(0, 1, 8 * (n % 1000), n);
@@ -338,7 +341,7 @@ fn a_slow_device_stops_those_who_store_to_it() {
     assert_eq!(h.world.chip_counters(0).drops.smfu_congested, 0);
 }
 
-/// Random loads and stores among four hosts, in both timing models, all end.
+/// Random loads and stores among four hosts all end, in both timing models.
 #[test]
 fn crossing_loads_never_hang() {
     for seed in 0..24u64 {
@@ -369,7 +372,7 @@ fn crossing_loads_never_hang() {
             done += u64::from(got.is_some());
             ones += u64::from(got == Some(ONES));
         }
-        // Without new accesses all remaining ones end before a time-out.
+        // If there are no new accesses, all pending accesses end before a timeout.
         let end = h.time.get() + 400_000_000;
         while h.time.get() < end && !h.waiting.is_empty() {
             for nic in 0..4 {

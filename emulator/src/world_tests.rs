@@ -15,7 +15,8 @@ fn world(config: &str) -> (World, Rc<Cell<u64>>) {
 fn timers_of_nics_fire_when_they_are_due() {
     let (mut w, time) = world("topology = \"pair\"");
     assert_eq!(w.next_deadline(), None, "no deadline is expected");
-    // Periodic timer interrupt every 1000 ticks of 10 ns (HW §4.1, G25), TE 7 enabled.
+    // Configures a periodic timer interrupt every 1000 ticks of 10 ns (HW §4.1, G25), and enables
+    // TE 7.
     w.poke(1, 0x10000, 1 << 7);
     w.poke(1, 0x8080, 1000 | (1 << 48));
     let at = w.next_deadline().unwrap();
@@ -43,8 +44,8 @@ fn set_up_can_come_late() {
     assert_eq!((w.peek(1, 0x8050), w.next_deadline()), (1, None));
 }
 
-/// Maps the VELO requester of NIC 0 (HW §5). Enables network ports and queue engine, and opens
-/// VPIDs 3 and 4 of NIC 1 with mailboxes of two slots and of `more` additional ones (HW §7, §9.7).
+/// Maps the VELO requester of NIC 0 (HW §5). Enables network ports and queue engine of NIC 1, and
+/// opens its VPIDs 3 and 4 and `more` additional VPIDs with mailboxes of two slots (HW §7, §9.7).
 fn velo_pair(w: &mut World, more: u64) {
     const BAR0: u64 = 0x1000_0000;
     w.with_nic(0, |n, _| n.set_bar_address(0, BAR0));
@@ -79,8 +80,9 @@ fn velo_send(w: &mut World, vpid: u64) {
     w.settle();
 }
 
-/// HW §8, §9.6, G10: a full mailbox blocks fabric and senders. After the programmed time-out it
-/// blocks no others, regardless of the number of messages in flight to it.
+/// A full mailbox blocks the fabric and the senders. After the timeout that software has
+/// programmed, it no longer blocks other messages, regardless of the number of messages in flight
+/// to the full mailbox (HW §8, §9.6, G10).
 #[test]
 fn a_full_mailbox_stops_others_for_its_time_out_at_most() {
     let config = "topology = \"pair\"\n[nic]\nhold-timeout-unit-ns = 1000\ntx-queue-limit = 100";
@@ -98,7 +100,8 @@ fn a_full_mailbox_stops_others_for_its_time_out_at_most() {
     let under_way = w.network().node_stats(0).1;
     assert!(under_way > 64 * 1024, "{under_way} bytes are not stored");
     assert_eq!(w.chip_counters(1).drops.hold_limit, 0);
-    // The requester accepts messages again after a replay (HW §8). They wait behind the others.
+    // After a replay (HW §8), the requester accepts messages again, which wait behind the earlier
+    // messages.
     w.poke(0, 0x100_0000 + 0x1000 * 5, 0);
     let waits = w.next_deadline().unwrap();
     assert_eq!(waits, 0x20 * 1000);
@@ -137,7 +140,7 @@ fn requesters_see_messages_that_wait_elsewhere() {
     );
     let velo = &w.chip_counters(0).velo;
     assert_eq!((velo.sent, velo.retries, velo.retry_drops), (3, 1, 2));
-    // A NIC that loses power drops its waiting messages.
+    // A NIC that loses power drops the messages that wait for its queues.
     w.set_power(1, false);
     assert_eq!(w.pressure.waiting(1, wire::ids::Unit::Velo, 3), 0);
 }
@@ -167,7 +170,8 @@ fn a_power_cycle_leaves_no_trace() {
     assert!(!w.busy());
 }
 
-/// Ending faults restores the configured latencies, limits and options, instead of clearing them.
+/// Ending faults restores the configured latencies, limits and options; it does not set them to
+/// their defaults.
 #[test]
 fn the_end_of_faults_restores_what_was_configured() {
     let (mut w, time) = world(
@@ -216,7 +220,8 @@ fn the_end_of_faults_restores_what_was_configured() {
     assert_eq!(w.network().links(), links);
 }
 
-/// G19: registers of an accelerator node are reachable, whichever VPIDs accept such requests.
+/// The registers of an accelerator node are reachable, regardless of the VPIDs that accept such
+/// requests (G19).
 #[test]
 fn an_accelerator_takes_requests_for_registers() {
     let (mut w, _) = world("topology = \"pair\"\nnodes = 1\naccelerators = 1");

@@ -1,4 +1,4 @@
-//! Tests of whole fabrics over their sockets: guests, messages, faults, set-up, trace, control.
+//! Tests of whole fabrics over their sockets: guests, messages, faults, set-up, trace and control.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn a_message_arrives_with_its_interrupt() {
         (1 << (VPID - 192), 1, 23),
         "vector word 3, flip, pc"
     );
-    // Each VPID sends one interrupt until software arms the next one (HW §6.5).
+    // A VPID raises only one interrupt until software arms it again (HW §6.5).
     a.send(1, false, true, b"second");
     assert_eq!(b.msi_count(), 0);
     assert_eq!(b.receive(), Some((0, b"second".to_vec())));
@@ -123,9 +123,10 @@ fn several_hops_are_traced() {
             _ => None,
         })
         .collect();
-    // Dimension order: x, y, z. Each hop enters at the port of the cable; n0 at both ends.
+    // The route is in dimension order: x, y, z. Each hop enters at the port of the cable. At both
+    // ends of the route, the port is n0.
     assert_eq!(hops, [(0, 7, 0), (1, 0, 1), (3, 1, 2), (7, 2, 7)]);
-    // The trace contains the guest's own stores in order, mixed with other accesses.
+    // The trace contains the guest's stores in order, mixed with other accesses.
     let stores: Vec<u32> = list
         .iter()
         .filter_map(|r| match r.event {
@@ -150,7 +151,7 @@ fn several_hops_are_traced() {
                 ..
             }
         )));
-    // The trace printer prints register names.
+    // The program that prints traces must print register names.
     let out = std::process::Command::new(env!("CARGO_BIN_EXE_extoll-emu"))
         .args([
             "trace",
@@ -195,7 +196,7 @@ fn set_up_writes_what_management_would() {
     );
     a.send(20, false, false, b"x");
     assert_eq!(b.receive(), Some((10, b"x".to_vec())));
-    // Change a node ID while the fabric runs. TE 28 notifies the driver.
+    // The node ID is changed while the fabric runs. TE 28 must notify the driver.
     let events = chip(&emu, 1, "events.28");
     b.w(0x10000, 1 << 28);
     b.barrier();
@@ -273,7 +274,7 @@ fn resets_clear_the_chip_and_set_up_comes_again() {
     }
     let h = emu.counters().nics[1].host.clone();
     assert_eq!((h.device_resets, h.function_resets), (2, 2));
-    // The driver starts again.
+    // The driver initialises the NIC again.
     b.vfio.config(0x10, &common::BAR0.to_le_bytes());
     b.vfio.config(4, &[6, 4]);
     b.vfio.config(0x52, &[1, 0]);
@@ -306,7 +307,7 @@ fn power_off_looks_like_removal_and_power_on_like_a_new_card() {
     assert_eq!(b.r(0x8008), u64::MAX, "a reset does not bring power back");
     emu.control().set_power(1, true).unwrap();
     assert_eq!((b.r(0x8058), b.r(0x8050), a.r(0x460008) & 2), (0, 1, 2));
-    // The client's memory and eventfd still exist; its driver starts again.
+    // The client's memory and eventfd still exist. Its driver initialises the NIC again.
     b.vfio.config(0x10, &common::BAR0.to_le_bytes());
     b.vfio.config(4, &[6, 4]);
     b.vfio.config(0x52, &[1, 0]);
@@ -320,8 +321,8 @@ fn power_off_looks_like_removal_and_power_on_like_a_new_card() {
 fn dma_stays_inside_guest_memory() {
     let emu = Emu::start(&["--topology", "pair"]);
     let (mut a, mut b) = pair(&emu);
-    // The mailbox of b moves to an address without memory, and to a segment across the end of the
-    // address space.
+    // The mailbox of b moves to an address without memory, and then to a segment that crosses the
+    // end of the address space.
     for base in [0x7000_0000u64, u64::MAX >> 12 << 12] {
         b.w(
             0xC0_1800 + 8 * VPID,
@@ -330,7 +331,7 @@ fn dma_stays_inside_guest_memory() {
         b.barrier();
         a.send(1, false, false, b"x");
     }
-    // No other device on the bus of b has the address, and b reports that.
+    // No device on the bus of b has the address. The client of b reports that.
     b.barrier();
     b.barrier();
     let h = emu.counters().nics[1].host.clone();
@@ -340,15 +341,16 @@ fn dma_stays_inside_guest_memory() {
         h.dma_outside_memory
     );
     assert!(emu.log().contains("outside guest memory"), "{}", emu.log());
-    // Bus mastering off: nothing is written, no interrupt is sent (G34).
+    // While bus mastering is off, the NIC writes nothing and sends no interrupt (G34).
     b.init();
     b.vfio.config(4, &[2, 4]);
     a.send(1, false, true, b"x");
     assert_eq!((b.receive(), b.msi_count()), (None, 0));
     b.vfio.config(4, &[6, 4]);
-    // The pointers advanced while bus mastering was off, so the driver starts again.
+    // The pointers advanced while bus mastering was off, so the driver initialises the NIC again.
     b.init();
-    // MSI disabled in configuration space: the interrupt is lost (G26), the message is not.
+    // While MSI is disabled in the configuration space, the interrupt is lost (G26), but the
+    // message is not.
     b.vfio.config(0x52, &[0, 0]);
     b.publish(true);
     let lost = emu.counters().nics[1].host.msi_lost;
@@ -366,7 +368,7 @@ fn memory_that_is_unmapped_is_out_of_reach_at_once() {
     b.vfio.ok(cmd::DMA_UNMAP, &unmap);
     a.send(1, false, false, b"x");
     assert_eq!(b.receive(), None);
-    // b reports that no device has the address.
+    // The client of b reports that no device has the address.
     b.barrier();
     b.barrier();
     assert!(emu.counters().nics[1].host.dma_outside_memory > 0);
@@ -406,7 +408,7 @@ fn links_and_flaps() {
     ctl.set_link(LinkSelect::Between(0, 1), false).unwrap();
     a.send(1, false, false, b"lost");
     assert_eq!((b.receive(), a.r(0x460008) & 3), (None, 1));
-    // Set-up routes around the cable, the long way.
+    // The set-up step routes around the cable, by the longer path.
     emu.ctl(json!({"cmd": "setup", "avoid_dead": true}));
     a.send(1, false, false, b"around");
     assert_eq!(b.receive(), Some((0, b"around".to_vec())));
@@ -416,7 +418,7 @@ fn links_and_flaps() {
     a.send(1, false, false, b"direct");
     assert_eq!(b.receive(), Some((0, b"direct".to_vec())));
     assert_eq!(emu.counters().nics[2].network.transit, 1);
-    // A flap holds packets and loses none.
+    // A flap holds packets and loses no packet.
     emu.ctl(
         json!({"cmd": "flap", "link": {"between": [0, 1]}, "down_ms": 20, "up_ms": 1, "count": 3}),
     );
@@ -528,11 +530,11 @@ fn a_panic_kills_one_nic_until_its_reset() {
     b.init();
     a.send(1, false, false, b"alive");
     assert_eq!(b.receive(), Some((0, b"alive".to_vec())));
-    // A panic while a packet is delivered kills the receiver, but not the sender.
+    // A panic during the delivery of a packet kills the receiver, but not the sender.
     emu.ctl(json!({"cmd": "panic", "nic": 1}));
     a.send(1, false, false, b"bomb");
     assert_eq!((emu.status().nics[1].power, a.r(0x8050)), (Power::Dead, 1));
-    // A new client revives the NIC as well.
+    // A new client revives the NIC, too.
     drop(b);
     assert_eq!(emu.client(1).read64(0, 0x8050), 1);
 }
@@ -600,13 +602,14 @@ fn control_requests_are_checked() {
         assert!(l.starts_with("{\"error\":") && l.contains(word), "{l}");
     }
     assert_eq!(lines.next().unwrap().unwrap(), "{\"ok\":1}");
-    // A line without an end is cut off, rather than collected endlessly.
+    // The connection is closed when a line exceeds the maximum length. Otherwise, the emulator
+    // would collect bytes without end.
     let flood = vec![b'x'; 1 << 16];
     let refused = (0..64).any(|_| s.write_all(&flood).is_err());
     let closed = matches!(lines.next(), None | Some(Err(_)));
     assert!(refused || closed);
     assert_eq!(emu.status().nics.len(), 1);
-    // Poke and peek have the same side effects as a guest's access.
+    // Poke and peek have the side effects that accesses of a guest have.
     let mut ctl = emu.control();
     ctl.poke(0, 0x8058, 5).unwrap();
     assert_eq!(
@@ -640,8 +643,8 @@ fn it_ends_cleanly_and_can_start_again_in_the_same_place() {
             "{how}"
         );
     }
-    // A killed emulator leaves its sockets behind, and the next start replaces them. A running
-    // emulator is not disturbed.
+    // A killed emulator leaves its sockets behind, and the next emulator replaces them. An emulator
+    // that still runs is not disturbed.
     let mut emu = Emu::start(&["--topology", "single"]);
     let again = |emu: &Emu| {
         std::process::Command::new(env!("CARGO_BIN_EXE_extoll-emu"))

@@ -115,9 +115,9 @@ impl Nic {
         lost
     }
 
-    /// Checks the VPID that a request or response addresses. Register accesses are not checked
-    /// unless configured otherwise (G19). Notifications and locks on a register-access page are
-    /// always checked.
+    /// Checks the VPID that a request or response addresses. Register accesses are checked only if
+    /// the options require it (G19). Notifications and locks on a register-access page are always
+    /// checked.
     fn rma_admit(&mut self, from: u16, m: &RmaMessage, side: Side, env: &mut Env<'_>) -> bool {
         let table = self.rma_vpid(m.peer_vpid);
         let registers =

@@ -1,4 +1,4 @@
-//! Prints a trace as text, with register names.
+//! Output of a trace as text, with register names.
 
 use super::{By, Event, Record};
 use crate::nic::RegMap;
@@ -9,13 +9,15 @@ use std::sync::OnceLock;
 /// Selection of the records to print.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Only these NICs; empty: all NICs.
+    /// NICs whose records are printed; empty for all NICs.
     pub nics: Vec<usize>,
-    /// Only these kinds (with the names of the file, for example `reg-write`); empty: all kinds.
+    /// Kinds of records that are printed, with the names in the file, for example `reg-write`;
+    /// empty for all kinds.
     pub kinds: Vec<String>,
-    /// Only the path of this packet.
+    /// Number of the packet whose path is printed; `None` for all records.
     pub packet: Option<u64>,
-    /// Only register accesses by the host, without set-up, SNQ programs and other nodes.
+    /// True to print only register accesses by the host, without set-up, SNQ programs and other
+    /// nodes.
     pub host_only: bool,
 }
 
@@ -38,7 +40,7 @@ pub fn kind(e: &Event) -> &'static str {
     }
 }
 
-/// All kinds that a filter can name.
+/// Names of all kinds that a filter can contain.
 pub const KINDS: [&str; 13] = [
     "reg-write",
     "reg-read",
@@ -76,8 +78,8 @@ impl Filter {
     }
 }
 
-/// Returns the name of the register at a byte offset, without the prefix that all names of the
-/// register map share.
+/// Returns the name of the register at a byte offset, without the prefix that all register names
+/// have.
 pub fn register_name(offset: u32) -> &'static str {
     static NAMES: OnceLock<HashMap<u32, String>> = OnceLock::new();
     let names = NAMES.get_or_init(|| {
@@ -193,9 +195,9 @@ pub fn line(r: &Record) -> String {
     format!("{:>14.6} ms  nic {:<3} {text}", r.t as f64 / 1e6, r.nic)
 }
 
-/// Writes the selected records of a trace to `out` as text. Errors name the line that is not a
-/// record. A truncated last line (the emulator still runs, or was killed) is reported in the output
-/// and ends it.
+/// Writes the selected records of a trace to `out` as text. If a line is not a record, the error
+/// names the line. If the last line is truncated, the output reports that and ends. The last line
+/// is truncated while the emulator runs, or after it was killed.
 pub fn print(input: impl BufRead, out: &mut impl Write, filter: &Filter) -> anyhow::Result<()> {
     let mut lines = input.lines().enumerate().peekable();
     let (mut shown, mut nics, mut kinds) = (false, BTreeSet::new(), BTreeSet::new());

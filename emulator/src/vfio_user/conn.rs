@@ -1,4 +1,5 @@
-//! Framing: conversion between messages and the bytes and file descriptors of a stream socket.
+//! Framing of vfio-user messages: conversion between messages, and bytes and file descriptors of a
+//! stream socket.
 
 use super::proto::{Header, HEADER_LEN, MAX_FDS, MAX_MESSAGE};
 use super::session::{Session, TAKEN};
@@ -15,58 +16,60 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 const READ_CHUNK: usize = 64 << 10;
-/// Maximum number of bytes received while the device is not ready, in search of answers to DMA
-/// messages.
+/// Maximum number of bytes received while the device is not ready. They are received because
+/// answers to DMA messages may be among them.
 const AHEAD: usize = 8 << 20;
-/// Number of unsent reply bytes above which no message is executed until the client reads.
+/// Number of unsent reply bytes above which no message is executed until the client has read some.
 const TX_HIGH_WATER: usize = 4 << 20;
 
-/// Reason for the end of a connection.
+/// Reason why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Closed {
-    /// The client closed its end.
+    /// The client has closed its end of the socket.
     #[error("client closed the connection")]
     Eof,
     /// The socket failed.
     #[error("socket error: {0}")]
     Io(#[from] Errno),
-    /// The stream can't be decoded any further.
+    /// The stream contains bytes that can't be decoded.
     #[error("protocol violation: {0}")]
     Protocol(String),
 }
 
-/// State after a call to [`Connection::service`].
+/// State of a connection after a call of [`Connection::service`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Complete messages are pending: call again without waiting for the socket.
+    /// True if complete messages are pending. The caller must call again without waiting for the
+    /// socket.
     pub more: bool,
-    /// Replies wait for space in the socket: watch it for writability.
+    /// True if replies wait for space in the socket. The caller must watch the socket for
+    /// writability.
     pub want_write: bool,
-    /// The device is not ready for the next message: call again when it is. Watch the socket for
-    /// reading only if `listen` is set.
+    /// True if the device is not ready for the next message. The caller must call again when the
+    /// device is ready, and watch the socket for reading only if `listen` is set.
     pub waiting: bool,
-    /// Answers of the client are expected although the device is not ready.
+    /// True if answers of the client are expected although the device is not ready.
     pub listen: bool,
 }
 
-/// Connection to one client.
+/// Connection to a client.
 pub struct Connection {
     stream: UnixStream,
     session: Session,
     rx: Vec<u8>,
-    /// First unconsumed byte in `rx`.
+    /// Index of the first unconsumed byte in `rx`.
     head: usize,
     /// Stream position of `rx[head]`.
     pos: u64,
-    /// Received descriptors, each group with the stream position of the last byte received with it.
-    /// That byte belongs to their message.
+    /// Received file descriptors. Each group has the stream position of the last byte that was
+    /// received with it. That byte belongs to the message that the group belongs to.
     fds: VecDeque<(u64, Vec<OwnedFd>)>,
     tx: VecDeque<u8>,
-    /// Stream position up to which pending messages were searched for answers.
+    /// Stream position up to which answers were searched among the pending messages.
     searched: u64,
-    /// The client has closed its end, and its last messages are not executed yet.
+    /// True if the client has closed its end of the socket. Its last messages may still be pending.
     eof: bool,
-    /// Number of `recvmsg` calls and of messages so far.
+    /// Number of `recvmsg` calls and number of executed messages.
     stats: (u64, u64),
 }
 
@@ -88,7 +91,7 @@ impl Connection {
         })
     }
 
-    /// Returns the socket, for polling.
+    /// Returns the socket, so that the caller can poll it.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
@@ -113,7 +116,7 @@ impl Connection {
                     Ok(more) => listen = more,
                     Err(e) => closed = Some(e),
                 }
-                // The answers may include the one that the device waited for.
+                // The answer that the device waited for may be among the received answers.
                 if closed.is_none() && self.session.ready(dev, &mut out) {
                     (waiting, listen) = (false, false);
                     continue;
@@ -159,7 +162,7 @@ impl Connection {
             let Some(request) = dev.next_request() else {
                 break;
             };
-            // From now on an answer of the client is outstanding.
+            // The device may wait for the client's answer to this request.
             listen |= waiting && !self.eof && self.room_ahead();
             Session::request(request, &mut out);
         }
@@ -180,8 +183,8 @@ impl Connection {
         self.rx.len() - self.head < AHEAD
     }
 
-    /// Processes answers of the client while the device is not ready for its messages. Returns
-    /// `true` if more may arrive.
+    /// Processes answers of the client while the device is not ready for the client's messages.
+    /// Returns `true` if more answers may arrive.
     fn receive_replies(&mut self, dev: &mut dyn Device) -> Result<bool, Closed> {
         loop {
             self.search(dev);
@@ -191,15 +194,15 @@ impl Connection {
             match self.receive() {
                 Ok(true) => {}
                 Ok(false) => return Ok(true),
-                // Messages received before are executed first.
+                // The messages that were received earlier are executed first.
                 Err(Closed::Eof) => self.eof = true,
                 Err(e) => return Err(e),
             }
         }
     }
 
-    /// Processes answers among the pending messages. An answer to a load keeps its position,
-    /// because it must follow earlier stores of the device.
+    /// Processes answers that are behind other pending messages. An answer to a load keeps its
+    /// position, because it must follow earlier stores of the device.
     fn search(&mut self, dev: &mut dyn Device) {
         let mut passed = self.searched > self.pos;
         let mut at = self.head + self.searched.saturating_sub(self.pos) as usize;
@@ -229,8 +232,8 @@ impl Connection {
         self.message_at(self.head)
     }
 
-    /// Returns the complete message at index `at` of the buffer, and the stream position of its end
-    /// if it were the first message.
+    /// Returns the complete message at index `at` of the buffer. Also returns the stream position
+    /// at which the message would end if it were at the head.
     fn message_at(&self, at: usize) -> Result<Option<(Header, u64)>, Closed> {
         let bytes = self.rx.get(at..).unwrap_or_default();
         let Some(h) = Header::decode(bytes) else {
@@ -263,13 +266,13 @@ impl Connection {
         }
     }
 
-    /// Reads once from the socket. Returns `false` if no data are available.
+    /// Reads once from the socket. Returns `false` if no data is available.
     fn receive(&mut self) -> Result<bool, Closed> {
         if self.head > 0 {
             self.rx.drain(..self.head);
             self.head = 0;
         }
-        // Read a long message in as few calls as possible.
+        // The buffer is made large enough to read a long message in as few calls as possible.
         let want = Header::decode(&self.rx)
             .map_or(0, |h| (h.size as usize).saturating_sub(self.rx.len()))
             .max(READ_CHUNK);
@@ -315,7 +318,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends data until the socket is full. Returns `true` if data remain.
+    /// Sends data until the socket is full. Returns `true` if data remains.
     fn flush(&mut self) -> Result<bool, Closed> {
         while !self.tx.is_empty() {
             let (a, _) = self.tx.as_slices();

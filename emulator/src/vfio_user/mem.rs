@@ -1,9 +1,9 @@
-//! Guest memory for DMA: bus address ranges backed by files of the client.
+//! Guest memory for DMA: ranges of bus addresses that files of the client back.
 //!
 //! The mappings come from `vm-memory`, whose volatile slices allow the guest to change memory at
-//! any time. A client could truncate its file and turn an access into SIGBUS, so the file is sealed
-//! against shrinking if possible. Each file is mapped only once, regardless of the number of its
-//! ranges, because behind an IOMMU there are thousands of pages.
+//! any time. If a client truncated its file, an access would cause SIGBUS. The file is therefore
+//! sealed against shrinking if possible. Each file is mapped only once, regardless of the number of
+//! its ranges, because a guest with an IOMMU maps thousands of pages.
 
 use super::proto::MAX_DMA_MAPS;
 use super::{words, DmaMapRequest};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
 use vm_memory::FileOffset;
 
-/// Linux values of `PROT_READ` and `PROT_WRITE`, `MAP_SHARED` and `MAP_NORESERVE`.
+/// Linux values of flags of `mmap`.
 const PROT_READ: i32 = 1;
 const PROT_WRITE: i32 = 2;
 const MAP_SHARED: i32 = 1;
@@ -25,30 +25,30 @@ const MAP_NORESERVE: i32 = 0x4000;
 struct Mapping {
     size: u64,
     writable: bool,
-    /// The file and the offset of the range in it. `None` for memory without a file, to which DMA
-    /// fails.
+    /// Mapped file, and offset of the range in the file. `None` for memory without a file, for
+    /// which DMA fails.
     region: Option<(Arc<MmapRegion>, usize)>,
 }
 
-/// Identity of a mapped file: device, inode, and true if mapped for writing.
+/// Identity of a mapped file: device, inode, and true if it is mapped for writing.
 type FileId = (u64, u64, bool);
 
-/// The DMA mappings of one client.
+/// All DMA mappings of a client.
 #[derive(Default)]
 pub struct GuestMemory {
     maps: BTreeMap<u64, Mapping>,
-    /// Mapped files. Each mapping starts at the beginning of its file.
+    /// Mapped files. Each file is mapped from its beginning.
     files: BTreeMap<FileId, Weak<MmapRegion>>,
 }
 
 impl GuestMemory {
-    /// Adds a mapping. An identical range replaces the old one.
+    /// Adds a mapping. A mapping of exactly the same range replaces the old mapping.
     ///
     /// # Errors
     ///
-    /// * `EINVAL` for an empty or wrapping range, or a file that is too short;
+    /// * `EINVAL` for an empty range, a range that wraps, or a file that is too short;
     /// * `EEXIST` if the range overlaps another mapping;
-    /// * `ENOSPC` above the limit;
+    /// * `ENOSPC` above the maximum number of mappings;
     /// * errors of `mmap`.
     pub fn map(&mut self, req: DmaMapRequest, fd: Option<OwnedFd>) -> Result<(), Errno> {
         let end = req.iova.checked_add(req.size).ok_or(Errno::INVAL)?;
@@ -78,12 +78,12 @@ impl GuestMemory {
     fn file(&mut self, req: DmaMapRequest, fd: OwnedFd) -> Result<(Arc<MmapRegion>, usize), Errno> {
         if let Ok(seals) = fcntl_get_seals(&fd) {
             if !seals.contains(SealFlags::SHRINK) {
-                // Fails for files that were created without sealing. The client is then trusted not
-                // to truncate them.
+                // Sealing fails for files that were created without permission to seal. The client
+                // is then trusted not to truncate the file.
                 let _ = fcntl_add_seals(&fd, SealFlags::SHRINK);
             }
         }
-        // An access beyond the end of the file would be SIGBUS.
+        // The size is checked, because an access beyond the end of the file would cause SIGBUS.
         let stat = fstat(&fd)?;
         let end = req.offset.checked_add(req.size).ok_or(Errno::INVAL)?;
         let file_size = u64::try_from(stat.st_size).map_err(|_| Errno::INVAL)?;
@@ -94,7 +94,7 @@ impl GuestMemory {
         let size = usize::try_from(file_size).map_err(|_| Errno::INVAL)?;
         let id = (stat.st_dev, stat.st_ino, req.writable);
         let known = self.files.get(&id).and_then(Weak::upgrade);
-        // A file that has grown since is mapped again.
+        // A file that has grown since its mapping is mapped again.
         if let Some(region) = known.filter(|r| end <= r.size() as u64) {
             return Ok((region, offset));
         }
@@ -123,7 +123,7 @@ impl GuestMemory {
             })
     }
 
-    /// Removes every mapping inside the range, or all of them for `None`. Returns the number of
+    /// Removes every mapping inside the range, or all mappings for `None`. Returns the number of
     /// bytes removed.
     ///
     /// # Errors
@@ -159,7 +159,7 @@ impl GuestMemory {
         self.maps.clear();
     }
 
-    /// Returns the number of mappings and their total bytes.
+    /// Returns the number of mappings, and their total size in bytes.
     pub fn totals(&self) -> (usize, u64) {
         (self.maps.len(), self.maps.values().map(|m| m.size).sum())
     }
@@ -176,8 +176,8 @@ impl GuestMemory {
             .map(|(&s, m)| (s, m))
     }
 
-    /// Calls `f(file, offset in the file, offset in the buffer, length)` for each part of the
-    /// range. Returns `false` without any call if a byte is not accessible.
+    /// Calls `f(file, offset in the file, offset in the buffer, length)` for each mapping that the
+    /// range includes. Returns `false` without any call if a byte of the range is not accessible.
     fn pieces(
         &self,
         addr: u64,
@@ -218,8 +218,8 @@ impl GuestMemory {
         true
     }
 
-    /// Reads memory. Returns `false` and reads no byte if any byte is outside the mappings. Bytes
-    /// in an aligned 8-byte word are read at once.
+    /// Reads memory. Returns `false` and reads nothing if any byte is outside the mappings. The
+    /// bytes of an aligned 8-byte word are read at once.
     pub fn read(&self, addr: u64, buf: &mut [u8]) -> bool {
         self.pieces(addr, buf.len(), false, |region, at, off, n| {
             words::load(region, at, &mut buf[off..off + n]);
@@ -236,9 +236,9 @@ impl GuestMemory {
         self.pieces(addr, len, true, |_, _, _, _| {})
     }
 
-    /// Writes memory. Returns `false` and writes no byte if any byte is outside the mappings or
-    /// read only. Bytes in an aligned 8-byte word become visible at once, and the words in
-    /// ascending order.
+    /// Writes memory. Returns `false` and writes nothing if any byte is outside the mappings or
+    /// read only. The bytes of an aligned 8-byte word become visible at once, and words become
+    /// visible in ascending order.
     pub fn write(&self, addr: u64, data: &[u8]) -> bool {
         self.pieces(addr, data.len(), true, |region, at, off, n| {
             words::store(region, at, &data[off..off + n]);
@@ -389,7 +389,7 @@ pub(super) mod tests {
         m.unmap(Some((0x10_0000, 0x1000))).unwrap();
         assert!(!m.read(0x10_0000, &mut b));
         assert!(m.write(0x20_0000, &b));
-        // The file grows, and its mapping is extended.
+        // The file grows, and its mapping must be extended.
         ftruncate(&fd, 0x8000).unwrap();
         let more = DmaMapRequest {
             offset: 0x7000,

@@ -1,87 +1,88 @@
-//! Numbers of the vfio-user protocol and little-endian access to message bytes.
+//! Numbers of the vfio-user protocol, and little-endian access to message bytes.
 //!
-//! Source: QEMU's specification of vfio-user (docs/interop/vfio-user.rst). `REGION_WRITE_MULTI` is
-//! QEMU's extension.
+//! QEMU's specification of vfio-user (docs/interop/vfio-user.rst) is the source.
+//! `REGION_WRITE_MULTI` is an extension of QEMU.
 
 /// Length of a message header in bytes.
 pub const HEADER_LEN: usize = 16;
 /// Maximum payload of a region access or version message in bytes (sent as `max_data_xfer_size`).
 pub const MAX_XFER: usize = 1 << 20;
-/// Maximum length of an accepted message. Only a broken or hostile client sends a longer one.
+/// Maximum length in bytes of an accepted message. Only a broken or hostile client sends longer
+/// messages.
 pub const MAX_MESSAGE: usize = HEADER_LEN + 64 + MAX_XFER;
 /// Maximum number of file descriptors per message, sent as `max_msg_fds`.
 pub const MAX_FDS: usize = 16;
-/// Maximum number of writes in one `REGION_WRITE_MULTI`.
+/// Maximum number of writes in a `REGION_WRITE_MULTI` message.
 pub const MULTI_MAX: usize = 200;
-/// Maximum number of DMA mappings per client. This is the protocol's default; behind an IOMMU each
-/// page may be one mapping.
+/// Maximum number of DMA mappings per client. It is the protocol's default. A guest with an IOMMU
+/// may map each page separately.
 pub const MAX_DMA_MAPS: usize = 65_535;
 
 /// Command numbers.
 pub mod command {
-    /// Negotiates version and capabilities; first message of a client.
+    /// Negotiates version and capabilities. It is the first message of a client.
     pub const VERSION: u16 = 1;
     /// Adds a DMA mapping.
     pub const DMA_MAP: u16 = 2;
     /// Removes DMA mappings.
     pub const DMA_UNMAP: u16 = 3;
-    /// Number of regions and interrupts.
+    /// Returns the number of regions and of interrupt indices.
     pub const DEVICE_GET_INFO: u16 = 4;
-    /// Size and flags of a region.
+    /// Returns size and flags of a region.
     pub const DEVICE_GET_REGION_INFO: u16 = 5;
-    /// ioeventfds of a region; always rejected.
+    /// Requests ioeventfds for a region. The server always rejects it.
     pub const DEVICE_GET_REGION_IO_FDS: u16 = 6;
-    /// Number of vectors of an interrupt index.
+    /// Returns the number of vectors of an interrupt index.
     pub const DEVICE_GET_IRQ_INFO: u16 = 7;
-    /// Interrupt routing.
+    /// Changes interrupt routing.
     pub const DEVICE_SET_IRQS: u16 = 8;
-    /// Region read.
+    /// Reads a region.
     pub const REGION_READ: u16 = 9;
-    /// Region write.
+    /// Writes a region.
     pub const REGION_WRITE: u16 = 10;
-    /// The server reads client memory, or a device on the client's bus.
+    /// Reads memory of the client, or a device on the client's bus, for the server.
     pub const DMA_READ: u16 = 11;
-    /// The server writes client memory, or a device on the client's bus.
+    /// Writes memory of the client, or a device on the client's bus, for the server.
     pub const DMA_WRITE: u16 = 12;
-    /// Device reset.
+    /// Resets the device.
     pub const DEVICE_RESET: u16 = 13;
-    /// Several small region writes in one message.
+    /// Contains several small region writes.
     pub const REGION_WRITE_MULTI: u16 = 15;
 }
 
-/// Header flags.
+/// Flags in a message header.
 pub mod flag {
     /// Mask of the message type.
     pub const TYPE: u32 = 0xf;
-    /// Type: reply (commands have type 0).
+    /// Message type of a reply. Commands have type 0.
     pub const REPLY: u32 = 1;
-    /// No reply wanted.
+    /// The sender wants no reply.
     pub const NO_REPLY: u32 = 1 << 4;
-    /// Reply with an error number.
+    /// The reply contains an error number.
     pub const ERROR: u32 = 1 << 5;
 }
 
-/// Region indices of a PCI device.
+/// Indices of the regions of a PCI device.
 pub mod region {
-    /// BAR0; BARn has index n.
+    /// Index of BAR0. BARn has index n.
     pub const BAR0: u32 = 0;
-    /// BAR2.
+    /// Index of BAR2.
     pub const BAR2: u32 = 2;
-    /// Configuration space.
+    /// Index of the configuration space.
     pub const CONFIG: u32 = 7;
-    /// Number of indices.
+    /// Number of region indices.
     pub const COUNT: u32 = 9;
 }
 
-/// Interrupt indices of a PCI device.
+/// Indices of the interrupts of a PCI device.
 pub mod irq {
-    /// MSI.
+    /// Index of MSI.
     pub const MSI: u32 = 1;
-    /// Number of indices (INTx, MSI, MSI-X, error, request).
+    /// Number of interrupt indices (INTx, MSI, MSI-X, error, request).
     pub const COUNT: u32 = 5;
 }
 
-/// Message header.
+/// Header of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Number that the sender chooses and the reply repeats.
@@ -90,14 +91,14 @@ pub struct Header {
     pub command: u16,
     /// Length of the whole message in bytes.
     pub size: u32,
-    /// Flags, see [`flag`].
+    /// Flags of the message (see [`flag`]).
     pub flags: u32,
     /// Error number of a reply.
     pub error: u32,
 }
 
 impl Header {
-    /// Decodes the first 16 bytes of a message. Returns `None` if there are fewer.
+    /// Decodes the first 16 bytes of a message. Returns `None` if the message is shorter.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut r = Reader::new(bytes);
         Some(Self {
@@ -119,14 +120,15 @@ impl Header {
     }
 }
 
-/// Reader of little-endian numbers from a byte slice. Every method returns `None` past the end.
+/// Reader of little-endian numbers from a byte slice. Every method returns `None` if too few bytes
+/// remain.
 #[derive(Debug, Clone)]
 pub struct Reader<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Returns a reader at the first byte.
+    /// Returns a reader that begins at the first byte.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }

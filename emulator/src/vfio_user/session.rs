@@ -1,4 +1,4 @@
-//! Execution of messages. Decoding checks every length and index.
+//! Execution of vfio-user messages. The decoding functions check every length and index.
 
 use super::proto::{
     command, flag, irq, region, Header, Reader, HEADER_LEN, MAX_DMA_MAPS, MAX_FDS, MAX_XFER,
@@ -26,22 +26,22 @@ const SET_ACTION_MASK: u32 = 0x38;
 #[derive(Debug, Default)]
 pub(super) struct Session {
     negotiated: bool,
-    /// Header and reply payload of a read whose data arrive later.
+    /// Header and reply payload of a read whose data arrives later.
     pending: Option<(Header, Vec<u8>)>,
 }
 
-/// Offset of the data in the reply to a read.
+/// Offset in bytes of the data in the reply to a read.
 const READ_PREFIX: usize = 16;
-/// Offset of the data in a DMA message and in its answer.
+/// Offset in bytes of the data in a DMA message and in its answer.
 const DMA_PREFIX: usize = 16;
-/// Command number that marks answers already processed.
+/// Command number that marks an answer as already processed.
 pub(super) const TAKEN: u16 = u16::MAX;
 
 type Reply = Result<(), Errno>;
 
 impl Session {
-    /// Returns true if the next message can be executed. Appends the reply to a pending read once
-    /// its data are available.
+    /// Returns true if the next message can be executed. When the data of a pending read is
+    /// available, appends the reply.
     pub(super) fn ready(&mut self, dev: &mut dyn Device, out: &mut Vec<u8>) -> bool {
         if let Some((h, mut body)) = self.pending.take() {
             if !dev.finish_read(&mut body[READ_PREFIX..]) {
@@ -56,7 +56,7 @@ impl Session {
         !dev.stalled()
     }
 
-    /// Executes one complete message, and appends the reply to `out` if the client wants one.
+    /// Executes one complete message. Appends the reply to `out` if the client wants a reply.
     pub(super) fn handle(
         &mut self,
         h: Header,
@@ -74,7 +74,7 @@ impl Session {
             }
         }
         let start = out.len();
-        // Space for the header; the command appends the payload of the reply.
+        // Reserves space for the header. The command appends the payload of the reply behind it.
         out.resize(start + HEADER_LEN, 0);
         let result = self.command(h.command, body, fds, dev, out);
         if let Ok(Answer::Later) = result {
@@ -110,13 +110,13 @@ impl Session {
         out.extend_from_slice(data.unwrap_or_default());
     }
 
-    /// Returns true for an answer of the client.
+    /// Returns true if the message is an answer of the client.
     pub(super) fn is_reply(h: &Header) -> bool {
         h.flags & flag::TYPE == flag::REPLY
     }
 
-    /// Returns true for an answer that may be processed before earlier messages: the end of a store
-    /// is independent of them.
+    /// Returns true for an answer that may be processed before earlier messages. Only answers to
+    /// stores may, because the end of a store does not depend on earlier messages.
     pub(super) fn may_pass(h: &Header) -> bool {
         Self::is_reply(h) && h.command == command::DMA_WRITE
     }
@@ -232,9 +232,9 @@ impl Session {
         if !text.is_empty() && serde_json::from_slice::<serde_json::Value>(text).is_err() {
             return Err(Errno::INVAL);
         }
-        // No `write_multiple`: QEMU sends answers before stores that it collects for one message. A
-        // load from a device would return before the device's earlier stores arrive
-        // (`vfio_user_send_queued` checks requests only).
+        // The server does not offer `write_multiple`. If it did, QEMU would send answers before stores
+        // that it collects for one message, because `vfio_user_send_queued` checks only requests. A
+        // load from a device would then return before the device's earlier stores arrive.
         let caps = serde_json::json!({ "capabilities": {
             "max_msg_fds": MAX_FDS, "max_data_xfer_size": MAX_XFER, "max_dma_maps": MAX_DMA_MAPS, "pgsizes": 4096,
             "write_multiple": false,
@@ -284,8 +284,8 @@ fn region_write(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> 
     Ok(())
 }
 
-/// [`Device::stalled`] is checked only between messages, so the device must accept all stores of
-/// one message.
+/// The device must accept all stores of one message, because [`Device::stalled`] is checked only
+/// between messages.
 const _: () = assert!(MULTI_MAX <= crate::nic::SMFU_UNDER_WAY);
 
 fn region_write_multi(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8>) -> Reply {
@@ -293,7 +293,7 @@ fn region_write_multi(r: &mut Reader<'_>, dev: &mut dyn Device, out: &mut Vec<u8
     if n > MULTI_MAX as u64 || r.rest().len() as u64 != n * 24 {
         return Err(Errno::INVAL);
     }
-    // Writes are independent: after a failed one the remaining ones are still executed.
+    // Writes are independent. After a failed write, the remaining writes are still executed.
     let mut result = Ok(());
     for _ in 0..n {
         let (Some(offset), Some(index), Some(count), Some(data)) =
@@ -434,7 +434,7 @@ fn set_irqs(r: &mut Reader<'_>, fds: Vec<OwnedFd>, dev: &mut dyn Device) -> Repl
         return Err(Errno::INVAL);
     }
     if flags & SET_ACTION_MASK != SET_ACTION_TRIGGER {
-        // There is no per-vector mask of MSI (G3), and no INTx.
+        // MSI has no per-vector mask (G3), and there is no INTx.
         return Err(Errno::OPNOTSUPP);
     }
     let request = match flags & SET_DATA_MASK {

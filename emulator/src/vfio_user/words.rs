@@ -1,25 +1,25 @@
 //! Word-wise access to guest memory.
 //!
-//! A PCIe packet has byte enables, so the bytes that it writes in an aligned 8-byte word become
-//! visible at once, including 3, 5, 6 or 7 of them. `memcpy` and `VolatileSlice` copy in units that
-//! suit length and alignment of both sides, and a polling guest would see partial updates. An
-//! address that is aligned here is aligned in the guest, too, because files are mapped in pages.
+//! A PCIe packet has byte enables, so all bytes that it writes in an aligned 8-byte word become
+//! visible at once, even if they are 3, 5, 6 or 7 bytes. `memcpy` and `VolatileSlice` copy in units
+//! that depend on length and alignment, so a polling guest would see partial updates. An address
+//! that is aligned here is aligned in the guest, too, because files are mapped in pages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, VolatileMemory};
 
-/// Number of bytes that become visible together.
+/// Size of a word in bytes. Bytes in an aligned word become visible together.
 const WORD: usize = 8;
 
-/// Returns the number of bytes before the first complete aligned word, and the number of bytes in
-/// complete words.
+/// Splits an access. Returns the number of bytes before the first complete aligned word, and the
+/// number of bytes in complete words.
 fn split(at: usize, len: usize) -> (usize, usize) {
     let head = (at.wrapping_neg() % WORD).min(len);
     (head, (len - head) / WORD * WORD)
 }
 
-/// Writes at an offset of a mapped file. Bytes beyond its end are not written.
+/// Writes at offset `at` of a mapped file. Bytes beyond the end of the file are not written.
 pub(super) fn store(to: &MmapRegion, at: usize, from: &[u8]) {
     let (head, body) = split(at, from.len());
     let (first, rest) = from.split_at(head);
@@ -38,7 +38,8 @@ pub(super) fn store(to: &MmapRegion, at: usize, from: &[u8]) {
     }
 }
 
-/// Reads at an offset of a mapped file. Buffer bytes for addresses beyond its end stay unchanged.
+/// Reads at offset `at` of a mapped file. Buffer bytes for addresses beyond the end of the file
+/// stay unchanged.
 pub(super) fn load(from: &MmapRegion, at: usize, to: &mut [u8]) {
     let (head, body) = split(at, to.len());
     let (first, rest) = to.split_at_mut(head);
@@ -58,11 +59,11 @@ pub(super) fn load(from: &MmapRegion, at: usize, to: &mut [u8]) {
     }
 }
 
-/// Writes a part of an aligned word.
+/// Writes some of the bytes of an aligned word.
 fn store_part(to: &MmapRegion, at: usize, from: &[u8]) {
     let (word, inside) = (at / WORD * WORD, at % WORD);
-    // An aligned value of 1, 2 or 4 bytes is a single store, which does not touch the neighbouring
-    // bytes.
+    // An aligned value of 1, 2 or 4 bytes is written by a single store, which does not change the
+    // neighbouring bytes.
     macro_rules! whole {
         ($t:ty) => {
             if let Ok(bytes) = from.try_into() {
@@ -92,14 +93,14 @@ fn store_part(to: &MmapRegion, at: usize, from: &[u8]) {
     value[inside..inside + from.len()].copy_from_slice(from);
     mask[inside..inside + from.len()].fill(0);
     let (value, mask) = (u64::from_ne_bytes(value), u64::from_ne_bytes(mask));
-    // The update is repeated if a CPU stores to the other bytes of the word at the same time, so
-    // that its store is not lost.
+    // If a CPU stores to the other bytes of the word at the same time, the update is repeated, so
+    // that the CPU's store is not lost.
     let _ = cell.fetch_update(Ordering::Release, Ordering::Relaxed, |old| {
         Some(old & mask | value)
     });
 }
 
-/// Reads a part of an aligned word.
+/// Reads some of the bytes of an aligned word.
 fn load_part(from: &MmapRegion, at: usize, to: &mut [u8]) {
     let (word, inside) = (at / WORD * WORD, at % WORD);
     match from.get_atomic_ref::<AtomicU64>(word) {
@@ -127,7 +128,7 @@ mod tests {
         m
     }
 
-    /// Writes of every length and offset change exactly their bytes, also at the end of a file that
+    /// Writes of every length and offset change exactly their bytes, even at the end of a file that
     /// ends within a word.
     #[test]
     fn exactly_the_bytes() {
@@ -149,8 +150,8 @@ mod tests {
         }
     }
 
-    /// A store within an aligned word is never visible in part, in either direction, and does not
-    /// undo stores of a CPU to the other bytes.
+    /// A store to some bytes of an aligned word is never visible in part, neither to the device nor
+    /// to a CPU. It does not undo stores of a CPU to the other bytes.
     #[test]
     fn part_of_a_word_is_never_seen_in_part() {
         for (inside, len) in [
@@ -191,7 +192,7 @@ mod tests {
                 });
                 let mut seen = [0; 8];
                 while !done.load(Ordering::Relaxed) {
-                    // Load the word like a CPU, and the part like the device.
+                    // The whole word is loaded as a CPU does, and the bytes as the device does.
                     assert!(m.read(at, &mut seen));
                     let part = &seen[inside..inside + len];
                     assert!(part.iter().all(|b| *b == part[0]), "{seen:x?}");
@@ -203,7 +204,7 @@ mod tests {
         }
     }
 
-    /// A longer store consists of whole words, even if it begins and ends within a word.
+    /// A longer store writes whole words, even if it begins and ends within a word.
     #[test]
     fn words_of_long_stores_are_whole() {
         let m = memory(0x1000);

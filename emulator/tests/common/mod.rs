@@ -1,4 +1,4 @@
-//! An emulator process and minimal vfio-user guests for it.
+//! A running emulator and minimal vfio-user guests, for tests.
 #![allow(dead_code)]
 
 use extoll_emulator::control::{Client as Control, Counters, Status};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Maximum wait for any event; a test that reaches it fails.
+/// Maximum time to wait for any event. A test that reaches it fails.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A running `extoll-emu`, which is killed on drop.
@@ -87,7 +87,7 @@ impl Emu {
         Vfio::connect(&self.path(&format!("nic{nic}.sock")))
     }
 
-    /// Returns a client that has negotiated.
+    /// Returns a client of a NIC's socket that has negotiated.
     pub fn client(&self, nic: usize) -> Vfio {
         let mut c = self.raw(nic);
         c.negotiate();
@@ -98,7 +98,7 @@ impl Emu {
         Guest::boot(self.client(nic))
     }
 
-    /// Waits until `f` returns true for the status.
+    /// Waits until `f` returns true for the state of the fabric.
     pub fn wait_for(&self, what: &str, f: impl Fn(&Status) -> bool) {
         let end = Instant::now() + DEADLINE;
         while !f(&self.status()) {
@@ -107,9 +107,10 @@ impl Emu {
         }
     }
 
-    /// Waits until only the status request itself wakes the event loop between two readings.
+    /// Waits until the event loop is idle: between two status requests, only the second request
+    /// wakes it.
     ///
-    /// An event loop that polls or that has a running timer never reaches this state.
+    /// An event loop that polls, or that has a running timer, never reaches this state.
     pub fn wait_for_idle(&self) {
         let mut control = self.control();
         let mut wakeups = || control.status().unwrap().event_loop.wakeups;
@@ -139,16 +140,16 @@ pub mod cmd {
     pub use extoll_emulator::vfio_user::proto::command::*;
 }
 
-/// Other devices on the bus of a client.
+/// Devices on the bus of a client, other than the NIC.
 #[derive(Default)]
 pub struct Bus {
-    /// Registers by their first address.
+    /// Registers of the devices, by the address of the first register.
     pub devices: BTreeMap<u64, Vec<u8>>,
-    /// Every access: address, and the data of a store or the length of a load.
+    /// Log of all accesses: address, and the data of a store or the length of a load.
     pub log: Vec<(u64, Result<Vec<u8>, usize>)>,
 }
 
-/// Error number for an address without a device.
+/// Error number that the client sends for an address without a device.
 pub const ENODEV: u32 = 19;
 
 impl Bus {
@@ -180,8 +181,8 @@ impl Bus {
     }
 }
 
-/// A vfio-user client that sends only requested messages. It answers DMA messages for the devices
-/// on its bus while it receives.
+/// A vfio-user client that sends only the messages that the test requests. While it receives, it
+/// answers DMA messages to the devices on its bus.
 pub struct Vfio {
     pub stream: UnixStream,
     pub bus: Bus,
@@ -209,7 +210,7 @@ pub fn message(id: u16, command: u16, flags: u32, body: &[u8]) -> Vec<u8> {
     m
 }
 
-/// Builds an answer, which may be malformed.
+/// Returns the bytes of an answer, which may be malformed.
 pub fn answer(id: u16, command: u16, flags: u32, error: u32, body: &[u8]) -> Vec<u8> {
     let mut m = message(id, command, flags, body);
     m[12..16].copy_from_slice(&error.to_le_bytes());
@@ -264,8 +265,8 @@ impl Vfio {
         assert_eq!(n, bytes.len());
     }
 
-    /// Returns the next reply, or `None` if the emulator closed the connection. Answers DMA
-    /// messages that arrive before it.
+    /// Returns the next reply, or `None` if the emulator has closed the connection. Answers all DMA
+    /// messages that arrive before the reply.
     pub fn recv(&mut self) -> Option<Reply> {
         loop {
             let (m, flags) = self.recv_any()?;
@@ -381,7 +382,7 @@ impl Vfio {
         self.call_fds(cmd::DMA_MAP, &b, &fds).error
     }
 
-    /// Routes MSI vector 0.
+    /// Routes MSI vector 0 to an eventfd.
     pub fn set_msi(&mut self, fd: BorrowedFd<'_>) {
         let r = self.call_fds(cmd::DEVICE_SET_IRQS, &words(&[20, 4 | 32, 1, 0, 1]), &[fd]);
         assert_eq!(r.error, 0);
@@ -412,7 +413,7 @@ const DCQ: u64 = 0x30_0000;
 pub const SLOTS: u64 = 64;
 pub const VPID: u64 = 254;
 
-/// A guest that drives its NIC with the part of the sequence of HW §3 that VELO needs.
+/// A guest that drives its NIC with those steps of HW §3 that VELO needs.
 pub struct Guest {
     pub vfio: Vfio,
     pub ram: GuestMemory,
@@ -421,7 +422,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Sets up RAM, configuration space and MSI. Does not touch the NIC.
+    /// Sets up RAM, configuration space and MSI. Does not access registers of the NIC.
     pub fn boot(mut vfio: Vfio) -> Self {
         let fd = memfd(RAM);
         let mut ram = GuestMemory::default();
@@ -458,7 +459,7 @@ impl Guest {
         self.vfio.read64(0, offset)
     }
 
-    /// Waits until all earlier stores and their consequences have been executed.
+    /// Waits until all earlier stores and the work that they trigger have been executed.
     pub fn barrier(&mut self) {
         self.r(0x8000);
     }
@@ -475,7 +476,8 @@ impl Guest {
             self.w(0x9210 + 24 * i, port);
         }
         self.w(0x9290, 0x8088);
-        // SNQ: for TE 23, read and emit the four words of the VELO vector.
+        // The SNQ program of TE 23 reads the four words of the VELO vector and writes them to an
+        // entry.
         self.w(0x10068, 0);
         self.w(0x10028, 0xff);
         self.w(0x10020, RING >> 10);
@@ -497,7 +499,7 @@ impl Guest {
         self.w(0x100_0000 + 0x1000 * VPID, 0);
         self.w(0x120_1808, 8 | (1 << 9));
         self.w(0x9418, 81);
-        // Mailbox of one segment with 128-byte slots.
+        // The mailbox has one segment with 128-byte slots.
         let segment = 3 | ((SLOTS - 1) << 2) | ((MAILBOX >> 12) << 18);
         assert!(self.ram.write(DCQ, &segment.to_le_bytes()));
         assert!(self.ram.write(MAILBOX, &vec![0; 128 * SLOTS as usize]));
@@ -530,7 +532,7 @@ impl Guest {
         self.barrier();
     }
 
-    /// Pops the next message from the mailbox: source node and payload.
+    /// Pops the next message from the mailbox. Returns source node and payload.
     pub fn receive(&mut self) -> Option<(u16, Vec<u8>)> {
         let slot = MAILBOX + 128 * self.next_slot;
         let mut status = [0; 8];
@@ -549,7 +551,7 @@ impl Guest {
         Some((status as u16, data))
     }
 
-    /// Publishes the read pointer, optionally arming the interrupt.
+    /// Writes the read pointer to the NIC, and arms the interrupt if `retrigger` is true.
     pub fn publish(&mut self, retrigger: bool) {
         self.w(
             0xD0_0000 + 0x1000 * VPID,
@@ -558,7 +560,7 @@ impl Guest {
         self.barrier();
     }
 
-    /// Waits for an MSI message, and returns the number of messages since the last call.
+    /// Waits for an MSI message. Returns the number of messages since the last call.
     pub fn wait_msi(&mut self) -> u64 {
         let mut fds = [PollFd::new(&self.msi, PollFlags::IN)];
         let limit = rustix::event::Timespec {

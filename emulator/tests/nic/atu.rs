@@ -1,4 +1,4 @@
-//! ATU: tables, page sizes, rights, cache, commands, faults (HW §11, G17).
+//! Tests of the ATU: tables, page sizes, rights, cache, commands and faults (HW §11, G17).
 
 use super::rig::*;
 use super::rma::{desc, get, put, Pair, ALL, PLAIN};
@@ -13,7 +13,7 @@ const TE: PageOptions = PageOptions {
     translate: true,
     ..PLAIN
 };
-/// Addresses of the tables of GAT 3 and GAT 4.
+/// Addresses of the translation tables of GAT 3 and GAT 4.
 const TABLES: [u64; 2] = [0x0280_0000, 0x02A0_0000];
 const COMMAND: RegOffset = RegOffset(0xC008);
 const FIRST: u64 = 3;
@@ -38,7 +38,7 @@ fn base(rig: &mut Rig, i: usize, gat: u64, table: u64) {
     );
 }
 
-/// Sets an entry of GAT 3 or 4, and returns the NLA of its first byte.
+/// Sets an entry of GAT 3 or GAT 4. Returns the NLA of the first byte of its page.
 fn set(rig: &mut Rig, i: usize, gat: u64, entry: u64, value: u64) -> u64 {
     let table = TABLES[(gat - FIRST) as usize];
     rig.nodes[i].ram.set_qw(table + 8 * entry, value);
@@ -47,13 +47,14 @@ fn set(rig: &mut Rig, i: usize, gat: u64, entry: u64, value: u64) -> u64 {
 
 struct Mapped {
     p: Pair,
-    /// NLAs of the first page of node 0's and node 1's memory.
+    /// NLA of the first page of node 0's memory.
     local: u64,
+    /// NLA of the first page of node 1's memory.
     remote: u64,
 }
 
-/// Creates a pair with GATs on both sides. 16 pages are mapped from entry 100 of GAT 3 on, readable
-/// and writable.
+/// Creates a pair of NICs with GATs on both sides. In GAT 3, 16 pages are mapped from entry 100 on,
+/// for reading and writing.
 fn mapped(cfg: NicConfig) -> Mapped {
     let mut p = Pair::with_config(cfg);
     for i in 0..2 {
@@ -85,7 +86,7 @@ impl Mapped {
         })
     }
 
-    /// Puts one byte to an NLA of node 1. Returns the error bits of the completer.
+    /// Puts one byte at an NLA of node 1. Returns the error bits in the completer's notification.
     fn poke(&mut self, to: u64, byte: u8) -> u8 {
         let op = Operation::ImmediatePut {
             len: 1,
@@ -114,8 +115,8 @@ impl Mapped {
         self.p.rig.with(i, |nic, env| nic.set_faults(faults, env));
     }
 
-    /// Returns the translation errors that the requester, responder and completer of a node have
-    /// counted.
+    /// Returns the numbers of translation errors that the requester, the responder and the
+    /// completer of a node have counted.
     fn trans(&mut self, i: usize) -> [u64; 3] {
         [
             regs::REQUESTER_ERROR_CNT_0,
@@ -131,7 +132,7 @@ fn every_page_size() {
     let mut m = default();
     let at = m.p.m1 + 0x1234;
     for code in 0..=18u64 {
-        // Entries are found by 4 KiB units. The NLA provides the address bits inside the page.
+        // Entries are indexed by 4 KiB units. The NLA provides the address bits inside the page.
         let inside = (4096u64 << code) - 1;
         let whole = nla(4, 0x2_A5A5 & (0x3_FFFF >> code << code), 0) | (at & inside);
         let entry = (whole >> 12) & 0x3_FFFF;
@@ -156,21 +157,21 @@ fn every_page_size() {
 #[test]
 fn base_table_and_address_bits() {
     let mut m = default();
-    // The last GAT of a 40-bit NLA works; higher bits make the NLA invalid.
+    // The last GAT of a 40-bit NLA works. If a higher bit is set, the NLA is invalid.
     base(&mut m.p.rig, 1, 1023, TABLES[1]);
     set(&mut m.p.rig, 1, 4, 0x3_FFFF, gate(m.p.m1, 6, 3));
     assert_eq!(m.poke(nla(1023, 0x3_FFFF, 5), 1), 0);
     assert_eq!(m.byte(5), 1);
     assert_eq!(m.poke(nla(1023, 0x3_FFFF, 5) | (1 << 40), 2), 4);
-    // Valid bit.
+    // The valid bit of the GAT is not set.
     assert_eq!(m.poke(nla(1022, 0x3_FFFF, 5), 3), 4);
     m.p.rig
         .write(1, RegOffset(0xE000 + 8 * 1022), TABLES[1] >> 21);
     assert_eq!(m.poke(nla(1022, 0x3_FFFF, 5), 3), 4);
-    // The GAT is outside memory.
+    // The table of the GAT is outside memory.
     base(&mut m.p.rig, 1, 1022, 1 << 40);
     assert_eq!(m.poke(nla(1022, 0x3_FFFF, 5), 3), 4);
-    // A transfer crosses from the end of one GAT to the next.
+    // The transfer crosses from the end of one GAT to the next GAT.
     set(&mut m.p.rig, 1, 3, 0x3_FFFF, gate(m.p.m1 + 0x5000, 6, 3));
     set(&mut m.p.rig, 1, 4, 0, gate(m.p.m1 + 0x2000, 6, 3));
     let data = pattern(1, 4096);
@@ -182,15 +183,15 @@ fn base_table_and_address_bits() {
     assert_eq!(ram.get(m.p.m1 + 0x5800, 2048), &data[..2048]);
     assert_eq!(ram.get(m.p.m1 + 0x2000, 2048), &data[2048..]);
     m.p.notes();
-    // A disabled ATU translates no address, cached or not.
+    // A disabled ATU translates no address, not even a cached one.
     m.p.rig.write(1, RegOffset(0xC000), 0);
     assert_eq!(m.poke(start, 9), 4);
     m.p.rig.write(1, RegOffset(0xC000), 1);
     assert_eq!(m.poke(start, 9), 0);
 }
 
-/// The requester translates its own data. The responder and the completer translate remote
-/// addresses. The completer at the origin translates the target address of a get.
+/// The requester translates the addresses of its own data. The responder and the completer
+/// translate remote addresses. The completer at the origin translates the target address of a GET.
 #[test]
 fn rights_are_checked_by_the_unit_that_translates() {
     for access in 0..4u64 {
@@ -201,7 +202,8 @@ fn rights_are_checked_by_the_unit_that_translates() {
             let bad1 = set(&mut m.p.rig, 1, 4, 9, gate(m.p.m1, foreign(6), access));
             let (local, remote) = (m.local + 0x8000, m.remote + 0x8000);
             let ok = |need: u64| owner && access & need != 0;
-            // Operation; right that it needs; node and unit that translate the page under test.
+            // Each case has an operation, the right that it needs, and the node and the unit that
+            // translate the page under test.
             let cases = [
                 (put(64, bad0, remote), 1, 0, 1u8),
                 (put(64, local, bad1), 2, 1, 4),
@@ -231,10 +233,10 @@ fn rights_are_checked_by_the_unit_that_translates() {
                     .collect();
                 let e = if ok(need) { 0 } else { unit };
                 let want = match (n, e) {
-                    // A put whose data cannot be read sends no packet.
+                    // A PUT whose data cannot be read sends no packet.
                     (0, 1) => vec![(1, 1)],
                     (0 | 1, _) => vec![(1, 0), (4, e)],
-                    // The origin's completer reports the responder's error, too.
+                    // The completer at the origin reports the responder's error, too.
                     (2, _) => vec![(1, 0), (4, e), (2, e)],
                     (_, _) => vec![(1, 0), (4, e), (2, 0)],
                 };
@@ -245,7 +247,7 @@ fn rights_are_checked_by_the_unit_that_translates() {
                 let c = m.p.rig.nodes[node].nic.counters();
                 assert_eq!(c.events[27] - events, u64::from(e != 0), "{tag}");
                 assert_eq!(c.drops.translation - drops, u64::from(e != 0), "{tag}");
-                // All data moved, or not a single byte.
+                // Either all data was transferred, or no byte.
                 for (i, before) in before.iter().enumerate() {
                     let moved = e == 0 && i == [1, 1, 0, 0][n];
                     assert_eq!(bytes(&m, i) != *before, moved, "{tag}, node {i}");
@@ -263,8 +265,8 @@ fn a_hole_ends_a_transfer() {
     };
     for modifiers in [Modifiers::NONE, ntr] {
         let mut m = default();
-        // 16 pages are mapped and the transfers need 17. Byte 61,696 is missing; it belongs to the
-        // fragment at 61,504.
+        // 16 pages are mapped, but the transfers need 17. The first byte without a mapping is byte
+        // 61,696, in the fragment that begins at byte 61,504.
         let (len, start, first) = (62_100, 0xF00, 61_504);
         m.p.rig.nodes[0].ram.put(m.p.m0, &[1; 0x1_0000]);
         m.p.rig.nodes[1].ram.put(m.p.m1, &[2; 0x1_0000]);
@@ -277,7 +279,8 @@ fn a_hole_ends_a_transfer() {
         }
         let fine = nla(4, 0, 0);
         let (local, remote) = (m.local + start, m.remote + start);
-        // Returns the failures at both nodes, and the types of the notifications without a failure.
+        // Returns the failures at both nodes, and the types of the notifications that report no
+        // failure.
         let mut post = |op| {
             let d = Descriptor {
                 modifiers,
@@ -295,9 +298,9 @@ fn a_hole_ends_a_transfer() {
             (failed(&a), failed(&b), kinds)
         };
         let bad = |at: u64, unit: u8| vec![(at + first, 496, unit)];
-        // With NTR every fragment before the hole is notified, otherwise none.
+        // With NTR, every fragment before the hole has a notification. Without NTR, none has.
         let good = |list: &[u8]| if modifiers.ntr { list.to_vec() } else { vec![] };
-        // The local write fails.
+        // Case 1: the local write fails.
         let kinds = if modifiers.ntr {
             vec![1, 4, 2]
         } else {
@@ -305,22 +308,22 @@ fn a_hole_ends_a_transfer() {
         };
         let want = (bad(local, 4), vec![], kinds);
         assert_eq!(post(get(len, fine, local)), want);
-        // The local read fails: the peer has the fragments before the hole and is notified of the
-        // end.
+        // Case 2: the local read fails. The peer has received the fragments before the hole, and
+        // receives a packet that ends the transfer.
         let want = (bad(local, 1), bad(fine, 1), good(&[1, 4]));
         assert_eq!(post(put(len, local, fine)), want);
-        // The remote write fails.
+        // Case 3: the remote write fails.
         let want = (vec![], bad(remote, 4), [vec![1], good(&[4])].concat());
         assert_eq!(post(put(len, fine, remote)), want);
-        // The remote read fails: both ends name the fragment, each in its own addresses.
+        // Case 4: the remote read fails. The notifications at both sides name the fragment, each
+        // with the address on its side.
         let want = (
             bad(fine, 2),
             bad(remote, 2),
             [vec![1], good(&[4, 2])].concat(),
         );
         assert_eq!(post(get(len, remote, fine)), want);
-        // The local and the remote write changed memory up to the fragment with the hole, and not
-        // beyond.
+        // The local and the remote write must change memory only before the fragment with the hole.
         for (i, at, old) in [(0, m.p.m0, 1u8), (1, m.p.m1, 2)] {
             let ram = m.p.rig.nodes[i].ram.get(at, 0x1_0000);
             let (before, after) = ram.split_at((start + first) as usize);
@@ -336,14 +339,14 @@ fn cached_until_flushed() {
     let mut m = default();
     let at = m.remote + 4096;
     assert_eq!((m.poke(at, 1), m.byte(4096)), (0, 1));
-    // Unregistered only in memory: the cached translation still leads to memory that may have
-    // another owner by now.
+    // The page is unregistered only in memory. The cached translation still leads to the page,
+    // which may already have another owner.
     set(&mut m.p.rig, 1, 3, 101, 0);
     assert_eq!((m.poke(at, 2), m.byte(4096)), (0, 2));
     assert_eq!(m.counters(1).stale_hits, 1);
     let log = &m.p.rig.nodes[1].log.diagnostics;
     assert!(log.iter().any(|d| d.contains("not flushed")));
-    // Flushes of other pages, tables and VPIDs have no effect.
+    // Flushes of other pages, other tables and other VPIDs have no effect.
     for command in [
         flush(3, 100, 1),
         flush(3, 102, 1024),
@@ -355,15 +358,16 @@ fn cached_until_flushed() {
     }
     m.command(flush(3, 101, 1));
     assert_eq!((m.poke(at, 4), m.byte(4096)), (4, 3));
-    // A page that was refused can be registered without a flush.
+    // A page whose translation failed can be registered without a flush.
     set(&mut m.p.rig, 1, 3, 101, gate(m.p.m1 + 0x2000, 6, 3));
     assert_eq!((m.poke(at, 5), m.byte(0x2000)), (0, 5));
-    // Rights of a cached page stay cached as well, and they are checked for every VPID.
+    // The rights of a cached page are cached, too. They are checked for every VPID.
     set(&mut m.p.rig, 1, 3, 101, gate(m.p.m1 + 0x2000, 6, 1));
     assert_eq!(m.poke(at, 6), 0);
     m.command(flush(3, 90, 12));
     assert_eq!(m.poke(at, 7), 4, "read only");
-    // Clearing the base table does not flush, nor does switching the unit off and on.
+    // Clearing the base table does not flush the cache. Switching the unit off and on does not,
+    // either.
     assert_eq!(m.poke(m.remote, 8), 0);
     m.p.rig.write(1, RegOffset(0xE000 + 8 * 3), 0);
     m.p.rig.write(1, RegOffset(0xC000), 0);
@@ -377,7 +381,7 @@ fn cached_until_flushed() {
 #[test]
 fn a_flush_takes_up_to_1024_pages() {
     let mut m = default();
-    // 16 entries spread over the range of one command.
+    // The range of one command contains 16 entries, spread over the range.
     let places: Vec<u64> = (0..16).map(|k| 2000 + k * 1023 / 15).collect();
     for (k, &entry) in (0..).zip(&places) {
         let to = set(&mut m.p.rig, 1, 4, entry, gate(m.p.m1 + 4096 * k, 6, 3));
@@ -393,7 +397,7 @@ fn a_flush_takes_up_to_1024_pages() {
         assert_eq!(m.poke(nla(4, entry, 0), 1), 4);
     }
     assert_eq!((m.counters(1).flushed, m.counters(1).cached), (16, 0));
-    // A flush does not continue into the next table.
+    // A flush does not continue into the table of the next GAT.
     m.p.rig.nodes[1].log.diagnostics.clear();
     let next = set(&mut m.p.rig, 1, 4, 0, gate(m.p.m1, 6, 3));
     assert_eq!(m.poke(next, 1), 0);
@@ -421,7 +425,7 @@ fn flush_by_vpid_leaves_others_alone() {
         m.p.rig.rma_take(q).expect("notification")[1] >> 61
     };
     assert_eq!((m.poke(mine, 1), poke7(&mut m, &mut q)), (0, 0));
-    // Cached translations of one VPID are useless for the other.
+    // A cached translation of one VPID is not used for another VPID.
     assert_eq!(m.poke(other, 1), 4);
     set(&mut m.p.rig, 1, 3, 100, 0);
     set(&mut m.p.rig, 1, 4, 1, 0);
@@ -456,7 +460,7 @@ fn the_cache_can_be_small_or_off() {
 
 #[test]
 fn whole_pages_can_be_cached_as_one() {
-    // A page of 64 KiB, described by all its 16 units.
+    // A page of 64 KiB, which 16 entries describe.
     let big = |m: &mut Mapped, value: u64, step: u64| {
         for k in 0..16 {
             set(&mut m.p.rig, 1, 4, 32 + k, value + step * k);
@@ -466,16 +470,17 @@ fn whole_pages_can_be_cached_as_one() {
         let mut m = Mapped::tlb(mode, 64);
         let place = 0x02C0_0000;
         let value = gate(place, 6, 3) | (4 << 59);
-        // The low address bits have no meaning; they make all entries different.
+        // The low address bits have no meaning. Here they make all entries different.
         big(&mut m, value, 4096);
         let at = |k: u64| nla(4, 32 + k, 7);
         assert_eq!((m.poke(at(0), 1), m.poke(at(5), 2)), (0, 0));
         assert_eq!(m.p.rig.nodes[1].ram.get(place + 0x5007, 1), [2]);
         assert_eq!(m.counters(1).cached, entries, "{mode:?}");
         big(&mut m, 0, 0);
-        // A unit that was not translated before.
+        // This unit has not been translated before.
         assert_eq!(m.poke(at(9), 3), after, "{mode:?}");
-        // A flush of any unit drops the entry of a whole page, otherwise only the unit's own entry.
+        // With whole pages, a flush of any unit drops the entry of the page. Otherwise, it drops
+        // only the entry of the unit.
         m.command(flush(4, 32 + 5, 1));
         let whole = u8::from(mode == AtuTlb::WholePages) * 4;
         assert_eq!((m.poke(at(5), 4), m.poke(at(0), 4)), (4, whole), "{mode:?}");
@@ -519,7 +524,7 @@ fn commands_count_and_answer_in_order() {
         assert_eq!(r(&mut m, 0xC028), (notifications << 32) | fences);
         assert_eq!(m.counters(1).answers, n);
     }
-    // Every sub-unit has received and answered the fence.
+    // Every sub-unit must have received and answered the fence.
     for at in [
         regs::PERF_REQUESTER_ATU_2,
         regs::PERF_RESPONDER_ATU_2,
@@ -527,7 +532,7 @@ fn commands_count_and_answer_in_order() {
     ] {
         assert_eq!(m.p.rig.read(1, at), (1 << 32) | 1);
     }
-    // Counters can be written. The command register cannot be read.
+    // Software can write the counters, but cannot read the command register.
     m.p.rig.write(1, RegOffset(0xC020), 0);
     assert_eq!(m.p.rig.read(1, RegOffset(0xC020)), 0);
     assert_eq!(m.p.rig.read(1, COMMAND), 0);
@@ -541,7 +546,7 @@ fn commands_count_and_answer_in_order() {
         assert!(log.last().is_some_and(|d| d.contains(why)), "{log:?}");
     }
     assert_eq!(m.p.rig.read(1, RegOffset(0xC020)), 0, "not commands");
-    // The answer goes to an address without memory.
+    // The answer is sent to an address without memory.
     m.command((4 << 60) | (1 << 47));
     assert_eq!(m.counters(1).answers, 2);
     assert_eq!(m.p.rig.nodes[1].nic.counters().dma_faults, 1);
@@ -560,8 +565,9 @@ fn translations_count() {
     m.p.post(TE, &desc(1, 6, NotifySpec::NONE, get(8, 900 << 30, local)));
     m.p.post(TE, &desc(1, 6, NotifySpec::NONE, get(8, remote, local)));
     let r = |m: &mut Mapped, i, at: u32| m.p.rig.read(i, RegOffset(at));
-    // Node 0: two puts of three pages, each 25 packets of which two cross a page boundary; one get
-    // of a cached page. Node 1: the same from the other side, and a refusal.
+    // At node 0: two PUTs of three pages, each of 25 packets of which two cross a page boundary,
+    // and one GET of a cached page. At node 1: the other sides of these transfers, and a
+    // translation that fails.
     let n = 2 * (25 + 2);
     assert_eq!(r(&mut m, 0, 0xC010), (3 << 32) | (n + 1));
     assert_eq!(r(&mut m, 1, 0xC010), (3 << 32) | (n + 1));
@@ -600,7 +606,7 @@ fn injected_translation_faults() {
     m.faults(1, every(Some(3)));
     let errors: Vec<u8> = (0..7).map(|_| m.poke(m.remote, 1)).collect();
     assert_eq!(errors, [0, 0, 4, 0, 0, 4, 0]);
-    // The fault is counted from when it is set, in the middle of a transfer as well.
+    // Counting for the fault starts when the fault is set, even in the middle of a transfer.
     m.faults(1, every(None));
     assert_eq!(m.poke(m.remote, 1), 0);
     m.faults(1, every(Some(3)));
@@ -611,7 +617,7 @@ fn injected_translation_faults() {
     let first = 2 * 496;
     assert_eq!((a[1].error, a[1].word0), (2, local + first));
     assert_eq!((b[0].error, b[0].word0), (2, remote + first));
-    // The same on the requester's side.
+    // The fault has the same effect on the requester's side.
     m.faults(1, every(None));
     m.faults(0, every(Some(1)));
     m.p.post(TE, &desc(1, 6, ALL, put(8, local, remote)));
@@ -638,15 +644,15 @@ fn delayed_and_lost_answers() {
     let start = now(&m);
     assert_eq!(m.counters(1).waiting, 2);
     assert_eq!(m.p.rig.nodes[1].nic.next_deadline(), Some(start + 5 * MS));
-    // During the delay the page stays in use and no command is answered.
+    // During the delay, the page stays in use and no command is answered.
     m.p.rig.nodes[1].ram.now = start + 5 * MS - 1;
     m.p.rig.tick(1);
     assert_eq!((m.poke(m.remote, 2), m.p.rig.nodes[1].ram.qw(at)), (0, 0));
     m.p.rig.nodes[1].ram.now = start + 5 * MS;
     assert_eq!(m.p.rig.tick(1), None);
     assert_eq!((m.poke(m.remote, 3), m.p.rig.nodes[1].ram.qw(at)), (4, 1));
-    // A shorter delay does not let commands overtake. Ending the delay executes all delayed
-    // commands.
+    // Commands must not overtake each other after the delay has been shortened. Ending the delay
+    // executes all delayed commands.
     m.command((4 << 60) | at);
     m.faults(1, faults(Some(1), None));
     m.command((4 << 60) | (at + 8));
@@ -656,7 +662,8 @@ fn delayed_and_lost_answers() {
     m.faults(1, faults(None, None));
     assert_eq!(m.p.rig.nodes[1].ram.qw(at + 8), 1);
     assert_eq!(m.counters(1).waiting, 0);
-    // The number of delayed commands is limited: the oldest are executed early.
+    // The number of delayed commands is limited. If there are more, the oldest commands are
+    // executed early.
     m.faults(1, faults(Some(MS), None));
     for k in 0..5000 {
         m.command((4 << 60) | (at + 16 + 8 * k));

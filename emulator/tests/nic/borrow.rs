@@ -1,4 +1,4 @@
-//! A node that borrows the device behind another NIC, with the steps of a driver.
+//! A node that borrows the device behind another NIC. It performs the steps of a driver.
 
 use super::rig::*;
 use extoll_emulator::endpoint::{regs as dev, DeviceConfig, Endpoint, TestDevice};
@@ -11,19 +11,20 @@ use wire::tlp::{words, Bdf, CfgType, Kind, Status, Tlp};
 use wire::velo::SlotSize;
 
 pub const DEVICE: Bdf = Bdf::new(1, 0, 0);
-/// Address of the device's BAR on the device's bus, chosen by the borrower.
+/// Address of the device's BAR on the device's bus. The borrower has chosen it.
 pub const BAR: u64 = 0xE000_0000;
-/// Bus addresses of the device that lead to the borrower's memory and to its interrupt range.
+/// Bus address of the device that leads to the borrower's memory.
 pub const HOME: u64 = 0x10_0000_0000;
+/// Bus address of the device that leads to the borrower's interrupt range.
 pub const HOME_MSI: u64 = 0x20_0000_0000;
-/// Memory of the borrower for use by the device.
+/// Address of memory of the borrower that the device may use.
 pub const BUFFER: u64 = 0x100_0000;
-/// Intervals of the device's BAR, of memory and of interrupts, with the same numbers on both sides.
+/// Number of the interval for the device's BAR. Both nodes use equal numbers.
 pub const MMIO: u32 = 1;
 pub const MEMORY: u32 = 2;
 pub const MSI: u32 = 3;
 
-/// Node 0, which borrows the device behind node 1.
+/// Node 0, which borrows the device behind node 1, and the network between them.
 pub struct Borrow {
     pub rig: Rig,
 }
@@ -34,7 +35,7 @@ impl Borrow {
         Self::with(NicConfig::default(), Box::new(device))
     }
 
-    /// Does the set-up step, and the borrower's steps before the first packet.
+    /// Performs the set-up step, and the borrower's steps that precede the first packet.
     pub fn with(cfg: NicConfig, device: Box<dyn Endpoint>) -> Self {
         let mut rig = Rig::with_config(2, cfg);
         super::probe::probe(&mut rig, 0, SlotSize::B128);
@@ -43,7 +44,7 @@ impl Borrow {
         for n in [np::RMA_COMPLETER, np::RMA_RESPONDER, np::SMFU] {
             rig.write(1, np::general(n), np::GENERAL_INIT);
         }
-        // The SMFU of node 1 answers only when it is on, so RMA switches it on.
+        // The SMFU of node 1 answers only when it is on. It is therefore switched on through RMA.
         let mut b = Self { rig };
         b.rma_write(r::TRAFFIC_CLASS.0, 0x223);
         b.rma_write(r::STATUS_CONTROL.0, 1);
@@ -53,7 +54,7 @@ impl Borrow {
         b
     }
 
-    /// Writes a register of node 1 by an immediate put (HW §13).
+    /// Writes a register of node 1 by an immediate PUT (HW §13).
     pub fn rma_write(&mut self, offset: u32, value: u64) {
         let vpid = 252;
         let table = wire::regs::rma::vpid_table(Vpid::from(vpid));
@@ -92,7 +93,7 @@ impl Borrow {
             .remote_write(0, p::HTOC_TO_PCIE_BACKDOOR_CONTROL, control.raw());
     }
 
-    /// Pops a packet from the FIFO.
+    /// Pops a packet from the backdoor's FIFO.
     pub fn fetch(&mut self) -> Option<(Tlp, Vec<u8>)> {
         let info = BackdoorInfo(self.rig.remote_read(0, p::PCIE_TO_HTOC_BACKDOOR_INFO));
         if !info.valid() {
@@ -151,8 +152,8 @@ impl Borrow {
         panic!("no capability {id:#x}");
     }
 
-    /// Opens windows in both directions, sets the BAR, and enables memory decoding and bus
-    /// mastering.
+    /// Opens windows in both directions, sets the BAR of the device, and enables its memory
+    /// decoding and bus mastering.
     pub fn open(&mut self) {
         let rig = &mut self.rig;
         rig.smfu_interval(0, MMIO, 1);
@@ -201,7 +202,8 @@ impl Borrow {
         self.reg(dev::DMA_STATUS)
     }
 
-    /// Enables MSI with vector 0 at an address that leads to the borrower's interrupt range.
+    /// Enables MSI of the device, with vector 0 at an address that leads to the borrower's
+    /// interrupt range.
     pub fn enable_msi(&mut self) {
         let at = self.capability(5);
         self.cfg_write(at + 4, HOME_MSI as u32);

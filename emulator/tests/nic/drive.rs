@@ -1,5 +1,5 @@
-//! A drive behind another NIC: a command, its data and its interrupt cross the fabric. Other
-//! behaviour of the drive is tested in `tests/nvme`.
+//! Test of a drive behind another NIC. A command, its data and its interrupt cross the fabric.
+//! `tests/nvme` contains the tests of other behaviour of the drive.
 
 use super::borrow::*;
 use extoll_emulator::endpoint::nvme::{command, regs};
@@ -23,7 +23,7 @@ fn a_drive_is_borrowed() {
     }
     b.set_reg(regs::CC, regs::CC_ENTRIES | regs::CC_ENABLE);
     assert_eq!(b.reg(regs::CSTS), regs::CSTS_READY);
-    // A command that succeeds.
+    // This command must succeed.
     let ram = &mut b.rig.nodes[0].ram;
     ram.put(BUFFER, &[command::admin::IDENTIFY, 0, 0x34, 0x12]);
     ram.set_qw(BUFFER + 24, HOME + 0x2000);
@@ -31,17 +31,17 @@ fn a_drive_is_borrowed() {
     b.set_reg(regs::tail(0), 1);
     let ram = &b.rig.nodes[0].ram;
     assert_eq!(ram.get(BUFFER + 0x2000, 4), [0xAD, 0x1C, 0xAD, 0x1C]);
-    // Completion entry: submission queue head, command ID, phase.
+    // Completion entry with submission queue head, command ID and phase.
     assert_eq!(ram.qw(BUFFER + 0x1008), 0x0001_1234_0000_0001);
     assert_eq!(b.rig.msis(0), 1);
-    // A command with a page at an unmapped address.
+    // This command has a data page at an unmapped address.
     let ram = &mut b.rig.nodes[0].ram;
     ram.put(BUFFER + 64, &[command::admin::IDENTIFY]);
     ram.set_qw(BUFFER + 64 + 24, 0x1000);
     ram.put(BUFFER + 64 + 40, &[1]);
     b.set_reg(regs::tail(0), 2);
     assert_eq!((b.rig.msis(0), b.reg(regs::CSTS)), (1, regs::CSTS_READY));
-    // A queue at an unmapped address.
+    // This time, a queue has an unmapped address.
     b.set_reg(regs::CC, 0);
     b.set_reg(regs::ASQ + 4, 0);
     b.set_reg(regs::CC, regs::CC_ENTRIES | regs::CC_ENABLE);

@@ -1,18 +1,19 @@
-//! Guests with arbitrary behaviour: the NIC must not panic, grow or hang, and must stay usable.
+//! Tests with guests that behave arbitrarily. The NIC must not panic, hang or use unlimited memory,
+//! and must stay usable.
 
 use super::rig::*;
 use extoll_emulator::nic::{FullRule, HoldScope, NicConfig, RegMap, ResetKind};
 use wire::ids::RegOffset;
 use wire::velo::SlotSize;
 
-/// Returns a register offset, mostly of an existing register.
+/// Returns a random register offset, in most cases that of an existing register.
 fn offset(rng: &mut Rng) -> u64 {
     let regs = RegMap::get().registers();
     let r = &regs[rng.below(regs.len() as u64) as usize];
     match rng.below(8) {
         0 => rng.below(0x0700_0000),
         1 => {
-            // Units with side effects.
+            // Registers of units that have side effects.
             let bases = [
                 0x8000, 0x9200, 0xC000, 0x1_0000, 0xC0_0000, 0xE0_0000, 0x100_0000, 0x120_0000,
                 0x140_0000, 0x160_0000, 0x5000, 0xA000,
@@ -56,7 +57,8 @@ fn act(rig: &mut Rig, i: usize, rng: &mut Rng) {
             let at = offset(rng);
             rig.load(i, 0, at, &mut vec![0; len]);
         }
-        // Almost valid VELO messages and RMA descriptors on few VPIDs.
+        // These actions store VELO messages and RMA descriptors that are almost valid, on few
+        // VPIDs.
         9..=12 => {
             let d = (rng.below(130) << 48)
                 | (rng.below(8) << 32)
@@ -183,7 +185,8 @@ fn still_works(rig: &mut Rig) {
 
 #[test]
 fn floods_are_bounded() {
-    // Requests of a node whose output is blocked, and messages for a queue that is not read.
+    // The requests come from a node to which responses are blocked. The messages go to a queue that
+    // is not read.
     let cfg = NicConfig {
         hold_limit_bytes: 1 << 20,
         ..NicConfig::default()

@@ -1,5 +1,5 @@
-//! Broken and malicious test devices: each behaves as its kind says, and the root port discards its
-//! packets to unmapped addresses.
+//! Tests of broken and malicious devices. Each device behaves as its kind describes. The root port
+//! discards packets of a device to unmapped addresses.
 
 use super::borrow::*;
 use super::rig::*;
@@ -26,7 +26,7 @@ fn what_goes_astray_is_discarded() {
     let around = b.rig.nodes[0].ram.get(0, 4096).to_vec();
     let transfers = 3u16;
     for n in 0..transfers {
-        // There are more reads than tags.
+        // The transfer needs more reads than there are tags.
         assert_eq!(b.dma(HOME, 0, 200_000, false), 2, "{n}");
     }
     let told = DiscardedCounter(b.rig.remote_read(0, DISCARDED_COUNTER));
@@ -35,7 +35,7 @@ fn what_goes_astray_is_discarded() {
         (7 * transfers, 7 * transfers)
     );
     assert_eq!(b.rig.nodes[0].ram.get(0, 4096), around);
-    // Each transfer sends its own interrupt, and the stray writes to 0xFD… send none.
+    // Each transfer sends its own interrupt. The stray writes to 0xFD… send no interrupt.
     assert_eq!(b.rig.msis(0), u32::from(transfers));
 }
 

@@ -1,4 +1,5 @@
-//! Behaviour of one NIC and of small groups of NICs. The test controls memory, network and time.
+//! Tests of the behaviour of one NIC and of small groups of NICs. The test controls memory, network
+//! and time.
 #![forbid(unsafe_code)]
 
 mod atu;

@@ -1,16 +1,16 @@
-//! HW §3 access by access; access rights, identity, time, resets.
+//! Tests of the accesses in HW §3, of access rights, identity, time and resets.
 
 use super::rig::*;
 use extoll_emulator::nic::{Access, FlrScope, NicConfig, RegMap, ResetKind, Te};
 use wire::ids::RegOffset;
 use wire::velo::SlotSize;
 
-/// Executes HW §3.1…3.6 in order, like a driver, and checks every read.
+/// Performs the steps of HW §3.1…3.6 in order, as a driver does, and checks every value read.
 pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     let w = |rig: &mut Rig, at: u32, value: u64| rig.write(i, RegOffset(at), value);
     let r = |rig: &mut Rig, at: u32| rig.read(i, RegOffset(at));
     let node = u64::from(rig.nodes[i].nic.node_id().0);
-    // Step 3: intervals in the order 0, 1, 2, 5, 3, 4.
+    // Step 3 of HW §3: the intervals are programmed in the order 0, 1, 2, 5, 3, 4.
     let intervals = [
         (0, BAR0, 0x200_0000, 0xC107),
         (1, BAR0 + 0x200_0000, 0x200_0000, 0x4209),
@@ -25,10 +25,10 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         w(rig, 0x9210 + 24 * k, control);
     }
     w(rig, 0x9290, 0x8088);
-    // Steps 4 and 5.
+    // Steps 4 and 5 of HW §3.
     assert_eq!(r(rig, 0x8050), 0, "network state");
     w(rig, 0x42_C290, 0x400_0000);
-    // Steps 6 and 7: SNQ. The rig's ring is at the address that a driver would use.
+    // Steps 6 and 7 program the SNQ. The ring is at the address that a driver would use.
     w(rig, 0x1_0068, 0);
     rig.nodes[i].ram.put(RING, &[0; 64 * RING_ENTRIES as usize]);
     w(rig, 0x1_0028, 0xFF);
@@ -203,8 +203,8 @@ fn driver_can_probe_again() {
 #[test]
 fn intervals_decide_where_accesses_go() {
     let mut rig = Rig::new(1);
-    // Without programmed intervals the register file answers, and the remainder of the BAR is empty
-    // (G3).
+    // Without programmed intervals, the register file has its default address, and the remainder of
+    // the BAR is empty (G3).
     assert_eq!(rig.read(0, RegOffset(0x8000)), 0x1_0000);
     rig.velo_send(0, 0, 8 << 48, &[1; 8]);
     assert_eq!(rig.nodes[0].nic.counters().velo_stores, 0);
@@ -212,14 +212,14 @@ fn intervals_decide_where_accesses_go() {
     probe(&mut rig, 0, SlotSize::B128);
     rig.velo_send(0, 0, 8 << 48, &[1; 8]);
     assert_eq!(rig.nodes[0].nic.counters().velo_stores, 2);
-    // Requester pages read as 0. The upper 160 MiB read as 0, too, and ignore writes.
+    // Requester pages read as 0. The upper 160 MiB of the BAR read as 0, too, and ignore writes.
     let mut word = [0xAA; 8];
     rig.load(0, 0, 0x200_0000, &mut word);
     assert_eq!(word, [0; 8]);
     rig.store(0, 0, 0x0800_0000, &[0xFF; 8]);
     rig.load(0, 0, 0x0800_0000, &mut word);
     assert_eq!(word, [0; 8]);
-    // The register file moves with its interval, as in the layout of another build.
+    // The register file moves with its interval, as in the layout of another chip build.
     rig.write(0, RegOffset(0x9200), (BAR0 + 0x0A00_0000) >> 12);
     rig.write(0, RegOffset(0x9208), ((BAR0 + 0x0800_0000) >> 12) - 1);
     rig.load(0, 0, 0x0800_8000, &mut word);
@@ -239,16 +239,16 @@ fn intervals_match_channel_and_both_bounds() {
         rig.nodes[0].nic.counters().velo_stores
     };
     assert_eq!(velo(&mut rig), 3);
-    // The VELO interval accepts only posted requests, so a load ends at the default port.
+    // The VELO interval accepts only posted requests, so a load goes to the default port.
     assert_eq!(rig.nodes[0].nic.counters().bad_accesses, 0);
     rig.load(0, 0, 0x200_0000, &mut [0; 8]);
     assert_eq!(rig.nodes[0].nic.counters().bad_accesses, 1);
-    // Both bounds are exclusive, so each step loses one page.
+    // Both bounds are exclusive, so each step excludes one page.
     rig.write(0, RegOffset(0x9208 + 24), (BAR0 + 0x200_0000) >> 12);
     assert_eq!(velo(&mut rig), 5);
     rig.write(0, RegOffset(0x9200 + 24), ((BAR0 + 0x400_0000) >> 12) - 1);
     assert_eq!(velo(&mut rig), 6);
-    // An interval that is not enabled, and a port without a unit.
+    // This interval is not enabled. The next interval leads to a port without a unit.
     rig.write(0, RegOffset(0x9210 + 24), 0x4208);
     assert_eq!(velo(&mut rig), 6);
     rig.write(0, RegOffset(0x9210 + 24), 0x4001 | (0x40 << 5));
@@ -265,14 +265,15 @@ fn smfu_window_without_interval_reads_all_ones() {
     assert_eq!(word, [0xFF; 8]);
     assert_eq!(rig.nodes[0].nic.counters().drops.smfu_no_interval, 1);
     assert_eq!(rig.read(0, RegOffset(0xA010)), 1 << 32);
-    // The SNQ program of trigger event 12 has written an entry; the register in it is stale.
+    // The SNQ program of trigger event 12 has written an entry. The register value in the entry is
+    // stale.
     let entries = rig.snq_handle(0);
     assert_eq!(entries.len(), 1);
     rig.write(0, RegOffset(0xA010), 1 << 32);
     assert_eq!(rig.read(0, RegOffset(0xA010)), 0);
 }
 
-/// Returns true for registers that do not read back the written value, or whose write affects other
+/// Returns true for registers that do not return the written value, or whose write affects other
 /// registers.
 fn is_live(offset: u32) -> bool {
     matches!(offset,
@@ -322,7 +323,7 @@ fn odd_accesses_are_merged_and_reported() {
     let mut half = [0; 4];
     rig.load(0, 0, at + 4, &mut half);
     assert_eq!(u32::from_le_bytes(half), 0xAAAA_BBBB);
-    // A store across two registers.
+    // The store crosses two registers.
     rig.store(0, 0, at + 6, &[1, 2, 3, 4]);
     assert_eq!(rig.read(0, RegOffset(at as u32)) >> 48, 0x0201);
     assert_eq!(rig.read(0, RegOffset(at as u32 + 8)), 0x0403);
@@ -331,7 +332,7 @@ fn odd_accesses_are_merged_and_reported() {
     assert_eq!(rig.read(0, RegOffset(at as u32 + 8)), 0x0707_0707_0707_0707);
     assert_eq!(rig.nodes[0].nic.counters().odd_accesses, 5);
     assert!(!rig.nodes[0].log.diagnostics.is_empty());
-    // Missing, read-only and write-only registers.
+    // These registers are missing, read only and write only.
     rig.write(0, RegOffset(0x88), 1);
     assert_eq!(rig.read(0, RegOffset(0x88)), 0);
     rig.write(0, RegOffset(0x8000), 1);
@@ -352,7 +353,7 @@ fn identity_and_network_state() {
     probe(&mut rig, 0, SlotSize::B128);
     rig.write(0, RegOffset(0x8008), 0x12_3400_0000);
     assert_eq!(rig.nodes[0].nic.node_id().0, 0x1234);
-    // Any change of scratchpad 3 raises TE 28; writing the same value does not (G23).
+    // Any change of scratchpad 3 raises TE 28. Writing an equal value does not (G23).
     rig.with(0, |nic, env| nic.reg_poke(0x8050, 1, env));
     rig.with(0, |nic, env| nic.reg_poke(0x8050, 1, env));
     assert_eq!(rig.with(0, |nic, env| nic.reg_peek(0x8050, env)), 1);
@@ -406,7 +407,7 @@ fn timer_fires_periodically_or_once() {
         [(1 << 56) | (1 << 48) | 100_000],
         "toggle bit"
     );
-    // Ten missed periods give one event.
+    // Ten missed periods raise only one event.
     rig.nodes[0].ram.now += 10_000_000;
     rig.tick(0);
     assert_eq!(rig.snq_handle(0).len(), 1);
@@ -414,7 +415,7 @@ fn timer_fires_periodically_or_once() {
     rig.nodes[0].ram.now += 1_000_000;
     assert_eq!(rig.tick(0), None);
     assert_eq!(rig.snq_handle(0).len(), 1);
-    // A period of one tick must not load the host.
+    // A guest must not load the host by a period of one tick.
     rig.write(0, timer, (1 << 48) | 1);
     let now = rig.nodes[0].ram.now;
     assert_eq!(rig.nodes[0].nic.next_deadline(), Some(now + 10_000));
@@ -484,7 +485,7 @@ fn network_registers_belong_to_their_owner() {
     assert_eq!(rig.read(0, RegOffset(0x40_2000)), 0, "taken, so not stored");
     rig.write(0, RegOffset(0x40_2008), 9);
     assert_eq!(rig.read(0, RegOffset(0x40_2008)), 9, "not taken, so stored");
-    // Read-only registers stay read-only.
+    // Read-only registers must stay read only.
     rig.write(0, RegOffset(0x48_0100), 1);
     assert_eq!(rig.read(0, RegOffset(0x48_0100)), 0);
 }

@@ -1,5 +1,5 @@
-//! Requester pages that change owner. Words that the last owner stored, complete or in flight, must
-//! not affect the commands and counts of the next owner (HW §8, G8, G11).
+//! Tests of requester pages that change owner. Words that the last owner stored, complete or in
+//! flight, must not affect the commands and counts of the next owner (HW §8, G8, G11).
 
 use super::requester::store_words;
 use super::rig::*;
@@ -16,19 +16,21 @@ const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const OWNER: u8 = 5;
 const WITNESS: u8 = 9;
-/// Maximum time that the driver waits, in microseconds.
+/// Maximum time in µs for which the driver waits.
 const PATIENCE: u64 = 10_000;
-/// Value in the words that the last owner leaves incomplete.
+/// Value in the words that the last owner stored without completing them.
 const LEFT: u64 = 0xDEAD;
 
-/// A requester unit from the point of view of its owners.
+/// A requester unit as its owners see it.
 struct Requester {
     rig: Rig,
     unit: Unit,
-    /// Offsets of the pages in BAR 0.
+    /// Offset in BAR 0 of each requester page of the VPID.
     pages: Vec<u64>,
-    /// Builds a command to the witness queue, and words of a command without visible effect.
+    /// Returns the words of a command that writes a value to the witness queue, which the test
+    /// reads.
     command: fn(u64) -> Vec<u64>,
+    /// Words of a command without a visible effect.
     nothing: Vec<u64>,
     marks: bool,
 }
@@ -132,7 +134,7 @@ impl Requester {
         self.fence(page);
     }
 
-    /// Runs the driver's sequence for a VPID that changes owner.
+    /// Performs the driver's steps for a VPID that changes owner.
     fn erase(&mut self) -> Outcome {
         let us = |this: &Self| this.rig.nodes[0].ram.now / US;
         self.fence(0);
@@ -183,8 +185,8 @@ impl Requester {
         got
     }
 
-    /// Checks that commands of the next owner are executed when they are complete, not earlier, and
-    /// that no other command is counted.
+    /// Checks that commands of the next owner are executed only when they are complete, and that no
+    /// other command is counted.
     fn check_heir(&mut self, witness: &mut Queue) {
         let fresh = self.state().fresh();
         let register = self.register();
@@ -212,8 +214,8 @@ impl Requester {
     }
 }
 
-/// An incomplete command is never executed, and the next one is executed correctly, whichever words
-/// were left.
+/// An incomplete command is never executed, and the next command is executed correctly, regardless
+/// of the words that were left.
 #[test]
 fn whatever_words_are_left_the_page_is_empty() {
     for left in 1..7u8 {
@@ -245,8 +247,8 @@ fn whatever_words_are_left_the_page_is_empty() {
     }
 }
 
-/// The driver releases pages only after all commands of the last owner have been counted, even if a
-/// command takes as long as the driver is willing to wait.
+/// The driver releases pages only after all commands of the last owner have been counted. This also
+/// applies to a command that takes as long as the driver waits at most.
 #[test]
 fn what_is_on_its_way_is_waited_for() {
     let (mut unclear, mut at_once) = (0, 0);
@@ -267,7 +269,7 @@ fn what_is_on_its_way_is_waited_for() {
         }
         let words = (r.command)(LEFT);
         for page in 0..r.pages.len() {
-            // Leaves out one random word, so that the command stays incomplete.
+            // One random word is left out, so that the command stays incomplete.
             let missing = rng.below(words.len() as u64) as usize;
             for (i, word) in words.iter().enumerate() {
                 if i != missing && rng.below(2) == 0 {

@@ -1,5 +1,5 @@
-//! Path of a descriptor from the CPU into the requester: write combining, fences, time until it
-//! counts as committed, full queues, timeouts (HW §8, §17, G8, G11).
+//! Tests of the path of a descriptor from the CPU into the requester: write combining, fences, time
+//! until the descriptor counts as committed, full queues and timeouts (HW §8, §17, G8, G11).
 
 use super::rig::*;
 use super::rma::{desc, PLAIN};
@@ -44,7 +44,7 @@ fn pass(rig: &mut Rig, ns: u64) {
     rig.tick(0);
 }
 
-/// Completes everything in flight at node 0 by passing time.
+/// Completes everything that is in flight at node 0 by advancing the time.
 fn finish(rig: &mut Rig) {
     for _ in 0..10_000 {
         if velo_state(rig).is_idle() {
@@ -104,7 +104,7 @@ fn stored_is_not_committed() {
         );
     }
     assert!((1..1000).contains(&early), "the times are random: {early}");
-    // Without `wc_commit_ns` there is no delay.
+    // Without `wc_commit_ns`, descriptors are committed without delay.
     let (mut rig, _) = rig(NicConfig::default());
     store_words(&mut rig, VELO_PAGE, &message(1));
     assert_eq!(velo_state(&mut rig), State(0).with_committed_count(1));
@@ -137,7 +137,7 @@ fn an_rma_command_takes_its_time_too() {
     assert_eq!(state, State(0).with_committed_count(1));
 }
 
-/// Sends 2,000 messages like a driver. Returns the received messages and the number of repairs.
+/// Sends 2,000 messages as a driver does. Returns the received messages and the number of replays.
 fn driver_like(rig: &mut Rig, q: &mut Queue, marks: bool) -> (Vec<u64>, u32) {
     let mut credits = Credits::new();
     let mut copies = [0; 256];
@@ -220,7 +220,7 @@ fn depth_is_exact() {
     assert!(state.retry());
     assert_eq!((state.committed_count(), state.retry_count()), (0, 2));
     finish(&mut rig);
-    // Later descriptors are dropped as well while `retry` is set (HW §8).
+    // While `retry` is set, later descriptors are dropped, too (HW §8).
     store_words(&mut rig, VELO_PAGE, &message(5));
     let state = velo_state(&mut rig);
     assert_eq!((state.committed_count(), state.retry_count()), (3, 3));
@@ -230,7 +230,8 @@ fn depth_is_exact() {
 #[test]
 fn incomplete_descriptors_time_out() {
     let (mut rig, mut q) = rig(NicConfig::default());
-    // The timeout of 0x20, active (HW §8), is slightly longer than a second.
+    // The timeout register has the value 0x20 and is active (HW §8), which means slightly longer
+    // than a second.
     let half = message(1)[0].to_le_bytes();
     rig.store(0, 0, VELO_PAGE, &half);
     rig.store(0, 0, 0x0400_0000 + (7 << 12) + 8, &[1; 8]);
@@ -249,12 +250,12 @@ fn incomplete_descriptors_time_out() {
     assert_eq!(counters(&rig).events[22], 2);
     assert_eq!(rig.read(0, wcbuf::velo::ERRORS0), (7 << 24) | 1);
     assert_eq!(rig.read(0, wcbuf::rma::ERRORS0), (7 << 24) | 1);
-    // The remainder alone is not a message, and is dropped as well.
+    // The remaining bytes alone are not a message, and are dropped, too.
     rig.store(0, 0, VELO_PAGE + 8, &[1; 8]);
     assert!(rig.velo_take(&mut q).is_none());
     pass(&mut rig, 2000 * MS);
     assert_eq!(counters(&rig).drops.wc_timeout, 3);
-    // An inactive timeout never expires.
+    // A disabled timeout never expires.
     rig.write(0, wcbuf::velo::TIMEOUT, 0x20 << 32);
     rig.store(0, 0, VELO_PAGE, &half);
     pass(&mut rig, 100_000 * MS);
@@ -274,7 +275,7 @@ fn reserved_bits_and_wrong_places_are_reported() {
     assert_eq!(counters(&rig).reserved_bits, 6);
     let log = &rig.nodes[0].log.diagnostics;
     assert!(log.iter().all(|t| t.contains("reserved bits")), "{log:?}");
-    // RMA descriptors belong into the first 32 bytes of their page.
+    // RMA descriptors belong in the first 32 bytes of a requester page.
     rig.open_rma(0, 5, 1, 16);
     let op = Operation::NotificationPut { class: 0, value: 1 };
     let words = desc(0, 5, NotifySpec::NONE, op).encode().expect("words");
@@ -344,7 +345,7 @@ fn every_descriptor_gets_through_with_fences() {
         });
         let (got, _) = driver_like(&mut rig, &mut q, true);
         assert_eq!(got, (0..2000).collect::<Vec<_>>());
-        // Messages of every length, including whole lines.
+        // The messages have every possible length, so some consist of whole lines.
         let mut want = Vec::new();
         for len in 1..=120u16 {
             let data = pattern(len.into(), len.into());
@@ -369,7 +370,7 @@ fn every_descriptor_gets_through_with_fences() {
     }
 }
 
-/// Without its fence a driver's last message is late, and only some of several messages arrive.
+/// Without a fence, the last message of a driver is late. Of several messages, only some arrive.
 #[test]
 fn a_missing_fence_is_found() {
     let mut lost = 0;
@@ -399,14 +400,14 @@ fn a_single_message_without_a_fence_is_late_and_found() {
         assert_eq!(received(&mut rig, &mut q), [1]);
         assert_eq!(counters(&rig).wc_unfenced, 0, "the fence may still come");
         if again {
-            // The fence does not come, but the next message does.
+            // The fence does not follow, but the next message does.
             store_words(&mut rig, VELO_PAGE, &message(2)[..1]);
         } else {
             pass(&mut rig, 1000 * MS);
         }
         assert_eq!(counters(&rig).wc_unfenced, 1);
     }
-    // A slow guest does send its fence, and must not be counted.
+    // A slow guest, which sends its fence late, must not be counted.
     let (mut rig, mut q) = rig(lines(3));
     store_words(&mut rig, VELO_PAGE, &message(1));
     pass(&mut rig, 500 * MS);
@@ -419,7 +420,8 @@ fn a_single_message_without_a_fence_is_late_and_found() {
 #[test]
 fn a_processor_has_few_lines() {
     let (mut rig, _) = rig(lines(5));
-    // Thirty VPIDs begin at the same time without a fence, so most lines leave without one.
+    // Thirty VPIDs begin a message at the same time without a fence, so most lines leave without a
+    // fence.
     for vpid in 0..30u64 {
         store_words(&mut rig, 0x0200_0000 + (vpid << 12), &message(vpid));
     }
@@ -446,8 +448,8 @@ fn an_uncached_store_to_the_state_acts_as_a_fence() {
     assert_eq!(counters(&rig).wc_unfenced, 0);
 }
 
-/// A fence must follow each descriptor (HW §8, §10.2). One fence for two descriptors in pages of
-/// different classes is too few.
+/// A fence must follow each descriptor (HW §8, §10.2). One fence does not suffice for two
+/// descriptors in pages of different traffic classes.
 #[test]
 fn two_descriptors_before_one_fence_are_found() {
     let (mut rig, mut q) = rig(lines(7));

@@ -1,4 +1,4 @@
-//! A few NICs with in-memory hosts and a network that delivers immediately.
+//! A rig of NICs for tests, with hosts in memory and a network that delivers immediately.
 
 use extoll_emulator::env::{
     Accessor, Dest, DmaFault, Env, Host, NetPort, Packet, Trace, TraceEvent,
@@ -12,19 +12,19 @@ use wire::rma::{Descriptor, Notification, PageOptions};
 use wire::snq::{Entry, Ring, TriggerMask, ENTRY_BYTES, TOURMALET};
 use wire::velo::{SlotSize, Status};
 
-/// Addresses of the BARs.
+/// Bus address of BAR 0.
 pub const BAR0: u64 = 0x38_0000_0000;
 pub const BAR2: u64 = 0x39_0000_0000;
 pub const BAR2_SIZE: u64 = 0x1000_0000;
 const RAM: usize = 48 << 20;
-/// Address of the SNQ ring.
+/// Address of the SNQ ring in host memory.
 pub const RING: u64 = 0x10_0000;
 pub const RING_ENTRIES: u16 = 256;
 
-/// Size of the intervals of [`Rig::smfu_interval`].
+/// Size in bytes of the intervals of [`Rig::smfu_interval`].
 pub const WINDOW: u64 = 1 << 20;
 
-/// Returns the offset in BAR2 of interval `k` of [`Rig::smfu_interval`].
+/// Returns the offset in BAR 2 of interval `k` of [`Rig::smfu_interval`].
 pub fn window(k: u32) -> u64 {
     0x0200_0000 + u64::from(k) * WINDOW
 }
@@ -35,7 +35,7 @@ const PEER_BYTES: u64 = 1 << 20;
 
 /// Memory of a host.
 pub struct Ram {
-    /// Pending reads of other devices: number, address, bytes.
+    /// Pending reads of other devices: number, address and length in bytes.
     pub asked: Vec<(u64, u64, usize)>,
     last_asked: u64,
     pub bytes: Vec<u8>,
@@ -52,7 +52,7 @@ impl Ram {
         (end <= self.bytes.len()).then_some(start..end).ok_or(fault)
     }
 
-    /// Allocates zeroed page-aligned memory.
+    /// Allocates zeroed memory that begins at a page boundary.
     pub fn alloc(&mut self, len: u64) -> u64 {
         let at = self.free;
         self.free += len.div_ceil(4096) * 4096;
@@ -117,11 +117,11 @@ impl Host for Ram {
     }
 }
 
-/// Trace of a NIC.
+/// Receiver of the trace of a NIC.
 #[derive(Default)]
 pub struct Log {
     pub on: bool,
-    /// Register accesses of the host: true for a write, offset, value.
+    /// Register accesses of the host: true for a write, offset and value.
     pub regs: Vec<(bool, u32, u64)>,
     pub diagnostics: Vec<String>,
 }
@@ -161,18 +161,18 @@ pub struct Node {
 pub struct Rig {
     pub nodes: Vec<Node>,
     pub wire: VecDeque<Packet>,
-    /// Port and traffic class of every packet that was delivered.
+    /// Port and traffic class of every delivered packet.
     pub carried: Vec<(NetPort, u8)>,
-    /// Credit at the start of each call.
+    /// Network credit in bytes at the start of each call.
     pub credit: u64,
-    /// True keeps packets in `wire` until [`Rig::pump`].
+    /// True to keep packets in `wire` until [`Rig::pump`] is called.
     pub hold_wire: bool,
-    /// True lets transfers continue only in [`Rig::tick`].
+    /// True to continue transfers only in [`Rig::tick`].
     pub hold_transfers: bool,
 }
 
 impl Rig {
-    /// Creates NICs with node IDs 0, 1, …, bus mastering enabled and BARs mapped.
+    /// Creates NICs with node IDs 0, 1, and so on, with bus mastering enabled and BARs mapped.
     pub fn new(n: u16) -> Self {
         Self::with_config(n, NicConfig::default())
     }
@@ -212,7 +212,7 @@ impl Rig {
         }
     }
 
-    /// Creates NICs that have gone through the driver's probe sequence.
+    /// Creates NICs on which the driver's probe sequence has run.
     pub fn probed(n: u16, slots: SlotSize) -> Self {
         let mut rig = Self::new(n);
         rig.probe_all(slots);
@@ -225,7 +225,7 @@ impl Rig {
         }
     }
 
-    /// Calls into a NIC, then delivers the packets that it sent.
+    /// Calls `f` with a NIC, then delivers the packets that the NIC has sent.
     pub fn with<R>(&mut self, i: usize, f: impl FnOnce(&mut Nic, &mut Env<'_>) -> R) -> R {
         let node = &mut self.nodes[i];
         let mut env = Env {
@@ -243,7 +243,7 @@ impl Rig {
         result
     }
 
-    /// Runs transfers to their ends, unless credit is limited.
+    /// Runs transfers until they end or need more credit.
     fn go_on(&mut self) {
         if self.hold_transfers || self.credit != u64::MAX {
             return;
@@ -257,7 +257,7 @@ impl Rig {
         self.hold_wire = held;
     }
 
-    /// Delivers packets until none is left.
+    /// Delivers packets until no packet is left.
     pub fn pump(&mut self) {
         self.pump_some(usize::MAX);
     }
@@ -299,8 +299,8 @@ impl Rig {
         self.with(i, |nic, env| nic.mmio_write(bar, offset, data, env));
     }
 
-    /// Returns true if the load is complete. Answers from the network arrive immediately, unless
-    /// the wire is held.
+    /// Executes a load of the host. Returns true if the load is complete. Answers from the network
+    /// arrive immediately, unless `hold_wire` is set.
     pub fn load(&mut self, i: usize, bar: u8, offset: u64, data: &mut [u8]) -> bool {
         match self.with(i, |nic, env| nic.mmio_read(bar, offset, data, env)) {
             Load::Done => true,
@@ -308,8 +308,8 @@ impl Rig {
         }
     }
 
-    /// Leads interval `k` of 1 MiB at `window(k)`, in the part of the window from 32 MiB, to
-    /// `node`.
+    /// Routes interval `k` of 1 MiB to `node`. The interval is at `window(k)`, which is in the
+    /// window above the first 32 MiB.
     pub fn smfu_interval(&mut self, i: usize, k: u32, node: u16) {
         use wire::regs::smfu as r;
         let start = BAR2 + window(k);
@@ -319,8 +319,8 @@ impl Rig {
         self.write(i, r::interval_control(k), control.raw());
     }
 
-    /// Writes a register of another node through the first part of the window. `smfu_rra` selects
-    /// the node.
+    /// Writes a register of another node through the first 32 MiB of the window. [`Rig::smfu_rra`]
+    /// selects the node.
     pub fn remote_write(&mut self, i: usize, reg: RegOffset, value: u64) {
         self.store(i, 2, reg.0.into(), &value.to_le_bytes());
     }
@@ -331,7 +331,7 @@ impl Rig {
         u64::from_le_bytes(raw)
     }
 
-    /// Leads interval 0 to the registers of `node` (HW §3.6).
+    /// Routes interval 0 to the registers of `node` (HW §3.6).
     pub fn smfu_rra(&mut self, i: usize, node: u16) {
         use wire::regs::smfu as r;
         let control = r::IntervalControl::to_node(wire::ids::NodeId(node));
@@ -343,7 +343,7 @@ impl Rig {
         self.with(i, |nic, env| nic.tick(now, env))
     }
 
-    /// Stores a VELO message like the driver: quadwords in ascending order.
+    /// Stores a VELO message as the driver does, quadword by quadword in ascending order.
     pub fn velo_send(&mut self, i: usize, vpid: u8, descriptor: u64, payload: &[u8]) {
         let page = 0x0200_0000 + 0x20_0000 + u64::from(vpid) * 4096;
         self.store(i, 0, page, &descriptor.to_le_bytes());
@@ -366,7 +366,7 @@ impl Rig {
         }
     }
 
-    /// Creates a queue in the order of HW §7.
+    /// Creates a queue with the steps of HW §7 in order.
     pub fn create_queue(
         &mut self,
         i: usize,
@@ -432,7 +432,7 @@ impl Rig {
         }
     }
 
-    /// Opens a VELO VPID with a mailbox of `slots` slots in one segment.
+    /// Opens a VELO VPID. Its mailbox has `segments` segments of `per_segment` slots.
     pub fn open_velo(
         &mut self,
         i: usize,
@@ -448,7 +448,7 @@ impl Rig {
         q
     }
 
-    /// Opens an RMA VPID with a notification queue.
+    /// Opens an RMA VPID. Its notification queue has `segments` segments of `per_segment` slots.
     pub fn open_rma(&mut self, i: usize, vpid: u8, segments: u32, per_segment: u32) -> Queue {
         self.write(
             i,
@@ -458,7 +458,7 @@ impl Rig {
         self.create_queue(i, Unit::Rma, vpid, SlotCode::B16, segments, per_segment)
     }
 
-    /// Pops the next message of a mailbox. Does not write `rp`.
+    /// Pops the next message of a mailbox. Does not write the read pointer.
     pub fn velo_take(&mut self, q: &mut Queue) -> Option<(Status, Vec<u8>)> {
         let size = if q.slot == SlotCode::B128 {
             SlotSize::B128
@@ -490,14 +490,14 @@ impl Rig {
         Some((status, data))
     }
 
-    /// Pops the next notification. Does not write `rp`.
+    /// Pops the next notification. Does not write the read pointer.
     pub fn rma_take(&mut self, q: &mut Queue) -> Option<[u64; 2]> {
         let words = self.rma_take_raw(q)?;
         assert!(Notification::decode(words).is_ok());
         Some(words)
     }
 
-    /// Like `rma_take`, for notifications that may contain unknown commands.
+    /// Pops the next notification like `rma_take`. The notification may contain an unknown command.
     pub fn rma_take_raw(&mut self, q: &mut Queue) -> Option<[u64; 2]> {
         let at = q.addr(q.read);
         let ram = &mut self.nodes[q.node].ram;
@@ -515,18 +515,18 @@ impl Rig {
         std::iter::from_fn(|| self.rma_take(q)).collect()
     }
 
-    /// Like `rma_drain`, for notifications that may contain unknown commands.
+    /// Pops all notifications like `rma_drain`. The notifications may contain unknown commands.
     pub fn rma_drain_raw(&mut self, q: &mut Queue) -> Vec<[u64; 2]> {
         std::iter::from_fn(|| self.rma_take_raw(q)).collect()
     }
 
-    /// Publishes the read pointer.
+    /// Writes the read pointer to the NIC, and arms the interrupt if `retrigger` is true.
     pub fn commit(&mut self, q: &Queue, retrigger: bool) {
         let value = u64::from(q.read) | (u64::from(retrigger) << 32);
         self.write(q.node, BqRegs(q.unit).rp(Vpid::from(q.vpid)), value);
     }
 
-    /// Starts the SNQ as in HW §3.1, with the project's program.
+    /// Starts the SNQ with the steps of HW §3.1 and the driver's SNQ programs.
     pub fn start_snq(&mut self, i: usize, entries: u16) {
         use wire::regs::snq as r;
         self.write(i, r::EXECUTE, 0);
@@ -556,7 +556,7 @@ impl Rig {
         self.nodes[i].ring = Some(ring);
     }
 
-    /// Returns the next entry of the SNQ ring, consumed but not acknowledged.
+    /// Pops the next entry of the SNQ ring, without acknowledging it.
     pub fn snq_take(&mut self, i: usize) -> Option<Entry> {
         let node = &mut self.nodes[i];
         let ring = node.ring.as_mut().expect("started");
@@ -569,7 +569,7 @@ impl Rig {
         })
     }
 
-    /// Acknowledges consumed entries and arms the interrupt again.
+    /// Acknowledges all popped entries and arms the interrupt again.
     pub fn snq_ack(&mut self, i: usize) {
         use wire::regs::snq as r;
         let ring = *self.nodes[i].ring.as_ref().expect("started");
@@ -577,20 +577,20 @@ impl Rig {
         self.write(i, r::IRQ_WATERMARK, ring.watermark().raw());
     }
 
-    /// Acts as the interrupt handler: consumes all entries, then acknowledges them.
+    /// Acts as the interrupt handler: pops all entries, then acknowledges them.
     pub fn snq_handle(&mut self, i: usize) -> Vec<Entry> {
         let entries = std::iter::from_fn(|| self.snq_take(i)).collect();
         self.snq_ack(i);
         entries
     }
 
-    /// Returns the number of MSIs since the last call.
+    /// Returns the number of MSI messages since the last call.
     pub fn msis(&mut self, i: usize) -> u32 {
         std::mem::take(&mut self.nodes[i].ram.msi)
     }
 }
 
-/// A buffer queue from the point of view of software.
+/// A buffer queue as software sees it.
 pub struct Queue {
     pub node: usize,
     pub unit: Unit,
@@ -598,7 +598,7 @@ pub struct Queue {
     pub slot: SlotCode,
     pub per_segment: u32,
     pub bases: Vec<u64>,
-    /// Next slot to read.
+    /// Index of the next slot to read.
     pub read: u32,
 }
 
@@ -607,7 +607,7 @@ impl Queue {
         self.per_segment * self.bases.len() as u32
     }
 
-    /// Returns the address of a slot. Indices wrap.
+    /// Returns the address of a slot. An index beyond the last slot wraps.
     pub fn addr(&self, index: u32) -> u64 {
         let index = index % self.total();
         let base = self.bases[(index / self.per_segment) as usize];

@@ -1,4 +1,5 @@
-//! RMA: transfers, notifications word by word, errors, translation, locks, remote registers.
+//! Tests of RMA: transfers, notifications word by word, errors, translation, locks and remote
+//! registers.
 
 use super::rig::*;
 use extoll_emulator::nic::{Faults, NicConfig, UnalignedQw};
@@ -51,8 +52,8 @@ pub fn put(len: u32, local: u64, remote: u64) -> Operation {
     }
 }
 
-/// Nodes 0 and 1 with VPID 5 open on node 0 and VPID 6 on node 1, their queues, and 64 KiB of
-/// memory each.
+/// Nodes 0 and 1, on which VPID 5 (node 0) and VPID 6 (node 1) are open, with their queues and 64
+/// KiB of memory each.
 pub struct Pair {
     pub rig: Rig,
     pub q0: Queue,
@@ -108,8 +109,8 @@ impl Pair {
 
 #[test]
 fn rendezvous_of_the_ethernet_protocol_word_by_word() {
-    // Node 2 fetches a frame of 1,514 bytes from node 1, as in the example in the documentation of
-    // `wire`.
+    // Node 2 fetches a frame of 1,514 bytes from node 1. The documentation of `wire` contains this
+    // example.
     let mut rig = Rig::probed(3, SlotSize::B128);
     let mut q1 = rig.open_rma(1, 254, 32, 4096);
     let mut q2 = rig.open_rma(2, 254, 32, 4096);
@@ -151,8 +152,8 @@ fn put_and_get_of_every_kind_of_size_and_alignment() {
                 let data = pattern(n as u64 * 10 + shift, len as usize);
                 let (from, to) = (p.m0 + shift, p.m1 + 8192 + 2 * shift);
                 p.rig.nodes[0].ram.put(from, &data);
-                // The strict encoder refuses unaligned quadword commands, but the hardware executes
-                // them (G12).
+                // The encoder rejects unaligned quadword commands, but the hardware executes them
+                // (G12).
                 let mut words = desc(1, 6, ALL, put(len, from, to)).encode().expect("words");
                 words[0] |= u64::from(qw) << 2;
                 p.rig.rma_raw(0, 5, PLAIN, words);
@@ -176,7 +177,7 @@ fn put_and_get_of_every_kind_of_size_and_alignment() {
                     u64::from(len)
                 );
 
-                // A get reads the data back.
+                // A GET reads the data back.
                 let back = p.m0 + 32_768 + shift;
                 let mut words = desc(1, 6, ALL, get(len, to, back)).encode().expect("words");
                 words[0] |= u64::from(qw) << 2;
@@ -340,7 +341,7 @@ fn interrupts_follow_the_page() {
     assert_eq!(super::velo::vectors(&p.rig.snq_handle(1)), [6]);
     let (a, b) = p.notes();
     assert!(a[2..].iter().chain(&b[1..]).all(|n| n.mode.bits() == 2));
-    // Both queues are masked now. A retrigger sends the missed interrupt.
+    // Both queues are masked now. Arming them again sends the missed interrupt.
     p.post(IRQ, &desc(1, 6, ALL, get(8, p.m1, p.m0)));
     assert_eq!(p.rig.snq_handle(0).len(), 0);
     p.rig.commit(&p.q0, true);
@@ -374,7 +375,7 @@ fn refused_commands_tell_the_requester() {
         assert_eq!((words[0][1] >> 51) & 0xF, code);
         p.rig.commit(&p.q0, false);
     }
-    // Modifiers MC, ERA, EWA (G14).
+    // These are the modifiers MC, ERA and EWA (G14).
     for modifier in [1u64, 4, 8] {
         p.rig.rma_raw(
             0,
@@ -392,7 +393,7 @@ fn refused_commands_tell_the_requester() {
     );
     assert_eq!(p.rig.nodes[0].nic.counters().events[27], 12);
     assert_eq!(p.rig.nodes[1].nic.counters().packets_received, 0);
-    // Without a requested notification there is none, unless it is forced.
+    // If no notification is requested, none is written, unless error notifications are forced.
     let quiet = desc(1, 6, NotifySpec::NONE, put(8, p.m0, p.m1))
         .encode()
         .expect("words");
@@ -407,7 +408,7 @@ fn refused_commands_tell_the_requester() {
     p.rig.write(0, regs::REQUESTER_ERROR_CTRL, 4);
     assert_eq!(p.rig.read(0, regs::REQUESTER_ERROR_CNT_0), 0);
     assert_eq!(p.rig.read(0, regs::REQUESTER_ERROR_CTRL), 0);
-    // A wrong length field never passes the write-combining buffer.
+    // A descriptor with a wrong length field never leaves the write-combining buffer.
     p.rig
         .rma_raw(0, 5, PLAIN, [legal[0] & !1, legal[1], legal[2]]);
     assert_eq!(p.rig.read(0, wcbuf::rma::ERRORS0), (5 << 24) | 1);
@@ -480,7 +481,7 @@ fn vpid_and_protection_checks() {
     assert_eq!(p.rig.read(1, regs::RESPONDER_ERROR_CNT_0) >> 48, 1);
     assert_eq!(p.rig.read(1, regs::RESPONDER_ERROR_CNT_1) & 0x7FFF, 1);
     assert_eq!(p.rig.read(1, regs::COMPLETER_ERROR_CNT_2), (1 << 16) | 1);
-    // A closed VPID cannot send. A late response of it is dropped.
+    // A closed VPID cannot send. A late response to it is dropped.
     p.notes();
     p.rig.hold_wire = true;
     p.rig.write(
@@ -511,35 +512,36 @@ fn failed_reads_are_told_and_failed_writes_are_not_known() {
     let edge = end - 1000;
     let bad = |error, start: u64| (start + 992, error);
     let seen = |n: &[Notification]| n.iter().map(|n| (n.word0, n.error)).collect::<Vec<_>>();
-    // The local read fails: the target has two fragments by then, and is notified of the end.
+    // The local read fails. The target has received two fragments, and receives a packet that ends
+    // the transfer.
     p.post(PLAIN, &desc(1, 6, ALL, put(2000, edge, p.m1)));
     let (a, b) = p.notes();
     assert_eq!(
         (seen(&a), seen(&b)),
         (vec![bad(1, edge)], vec![bad(1, p.m1)])
     );
-    // The read of the first fragment fails: no packet is sent.
+    // The read of the first fragment fails, so no packet is sent.
     p.post(PLAIN, &desc(1, 6, ALL, put(2000, end - 100, p.m1)));
     let (a, b) = p.notes();
     assert_eq!((seen(&a), b.len()), (vec![(end - 100, 1)], 0));
-    // The remote write fails: it is posted, so the chip does not notice.
+    // The remote write fails. It is posted, so the chip does not notice.
     p.post(PLAIN, &desc(1, 6, ALL, put(2000, p.m0, edge)));
     let (a, b) = p.notes();
     assert_eq!(
         (seen(&a), seen(&b)),
         (vec![(p.m0 + 1984, 0)], vec![(edge + 1984, 0)])
     );
-    // The remote read fails: the origin is notified (G17).
+    // The remote read fails. The origin receives an error notification (G17).
     p.post(PLAIN, &desc(1, 6, ALL, get(2000, edge, p.m0)));
     let (a, b) = p.notes();
     assert_eq!(seen(&a), [(p.m0 + 1984, 0), bad(2, p.m0)]);
     assert_eq!(seen(&b), [bad(2, edge)]);
-    // The local write fails.
+    // The local write fails. It is posted, so the chip does not notice.
     p.post(PLAIN, &desc(1, 6, ALL, get(2000, p.m1, edge)));
     let (a, b) = p.notes();
     assert_eq!(seen(&a), [(edge + 1984, 0), (edge + 1984, 0)]);
     assert_eq!(b.len(), 1);
-    // With replication each fragment is notified.
+    // With replication, each fragment has a notification.
     let ntr = Modifiers {
         ntr: true,
         ..Modifiers::NONE
@@ -553,8 +555,8 @@ fn failed_reads_are_told_and_failed_writes_are_not_known() {
     );
     let all = [0, 496, 992, 1488, 1984].map(|at| (edge + at, 0));
     assert_eq!(seen(&p.notes().1), all);
-    // One failure for each transfer that cannot be read, and one for each packet that cannot be
-    // written.
+    // A transfer that cannot be read counts one failure. A packet that cannot be written counts one
+    // failure.
     assert_eq!((p.drops(0).dma, p.drops(1).dma), (2 + 3, 1 + 2 * 3));
     for at in [u64::MAX, u64::MAX - 100, 1 << 52] {
         p.post(PLAIN, &desc(1, 6, ALL, put(300, p.m0, at)));
@@ -562,7 +564,7 @@ fn failed_reads_are_told_and_failed_writes_are_not_known() {
         let (a, b) = p.notes();
         assert_eq!((a.len(), b.len()), (3, 2));
     }
-    // Injected faults, and bus mastering off.
+    // The following accesses fail because of injected faults, then because bus mastering is off.
     let faults = Faults {
         dma_fault_every: Some(1),
         ..Faults::default()
@@ -632,9 +634,9 @@ fn commands_wait_for_network_credit_in_order() {
     );
     assert_eq!(p.notes().0.len(), 0);
     assert!(p.rig.nodes[0].nic.tx_waiting());
-    // Data are read when the command is executed.
+    // Data is read when the command is executed.
     p.rig.nodes[0].ram.put(p.m0, &[2; 1000]);
-    // Each packet of the transfer may use up the remaining credit.
+    // Each packet of the transfer may use the remaining credit.
     p.rig.credit = 100;
     for fragment in [496, 992, 1000] {
         assert_eq!(p.rig.nodes[0].nic.counters().rma.notifications, 0);
@@ -643,10 +645,10 @@ fn commands_wait_for_network_credit_in_order() {
         want[fragment..].fill(0);
         assert_eq!(p.rig.nodes[1].ram.get(p.m1, 1000), want);
     }
-    // The last packet left credit for the notification put.
+    // The last packet has left credit for the notification PUT.
     assert!(!p.rig.nodes[0].nic.tx_waiting());
     assert_eq!(p.notes().0.len(), 2);
-    // A responder waits for credit as well.
+    // A responder must wait for credit, too.
     p.rig.credit = u64::MAX;
     p.rig.hold_wire = true;
     p.post(PLAIN, &desc(1, 6, ALL, get(100, p.m1, p.m0)));
@@ -673,7 +675,7 @@ fn requester_errors_and_split_stores() {
     p.rig.store(0, 0, page, &bytes[..5]);
     p.rig.store(0, 0, page + 5, &bytes[5..13]);
     assert_eq!(p.notes().0.len(), 1);
-    // A line of 64 bytes: two descriptors with garbage between them.
+    // The line of 64 bytes contains two descriptors with garbage between them.
     let mut line = bytes.clone();
     line.extend_from_slice(&[0xEE; 8]);
     p.rig.store(0, 0, page, &line);
@@ -730,7 +732,7 @@ fn performance_counters_count_and_clear() {
     assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_OUT_6), 1000);
     assert_eq!(p.rig.read(1, regs::PERF_RESPONDER_OUT_4), 500);
     assert_eq!(p.rig.read(0, regs::PERF_COMPLETER_IN_4), 500);
-    // Packets have up to 496 bytes (G29), and each is read and written separately.
+    // Packets have up to 496 bytes (G29). Each packet is read and written separately.
     assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_OUT_0), 3 << 32);
     assert_eq!(p.rig.read(0, regs::PERF_REQUESTER_OUT_2), 1 << 32);
     assert_eq!(p.rig.read(1, regs::PERF_RESPONDER_OUT_0), 2 << 32);

@@ -206,9 +206,9 @@ fn a_page_that_was_not_fenced() {
     assert_eq!(wrong, 0, "the fence holds without its answer");
 }
 
-/// Wrong assumption: "each arrival raises an interrupt". An arrival while interrupts are masked
-/// raises none if the chip does not record it (G7). Software must check the queue once more after a
-/// register read, because earlier writes of the chip may be in flight.
+/// Wrong assumption: "each arrival raises an interrupt". With `irq-missed`
+/// = `forget`, an arrival while interrupts are masked raises no interrupt (G7). Software must check
+/// the queue once more after a register read, because earlier writes of the chip may be in flight.
 #[test]
 fn a_sleep_without_another_look() {
     let timing = format!("{UNKIND}\n[nic]\nirq-missed = \"forget\"");
