@@ -44,8 +44,9 @@ fn set_up_can_come_late() {
     assert_eq!((w.peek(1, 0x8050), w.next_deadline()), (1, None));
 }
 
-/// Maps the VELO requester of NIC 0 (HW §5). Enables network ports and queue engine of NIC 1, and
-/// opens its VPIDs 3 and 4 and `more` additional VPIDs with mailboxes of two slots (HW §7, §9.7).
+/// Maps the VELO requester of NIC 0 (HW §5). Enables network port and queue engine of both NICs.
+/// Opens VPID 3 of NIC 1 with a mailbox of two slots, and VPID 4 with a mailbox of 2 + `more` slots
+/// (HW §7, §9.7).
 fn velo_pair(w: &mut World, more: u64) {
     const BAR0: u64 = 0x1000_0000;
     w.with_nic(0, |n, _| n.set_bar_address(0, BAR0));

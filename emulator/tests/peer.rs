@@ -1,5 +1,5 @@
-//! Accesses to other devices of a host, over sockets: DMA messages to the client, and the handling
-//! of its answers.
+//! Tests of accesses to other devices of a host, over sockets: DMA messages to the client, and the
+//! processing of its answers.
 
 mod common;
 
@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use wire::ids::NodeId;
 use wire::regs::{htax, np, smfu as r};
 
-/// Address of the device of a host, and size of its registers.
+/// Bus address of the device of each host.
 const DEVICE: u64 = 0x40_0000_0000;
 const BYTES: usize = 0x4000;
 const WINDOW: u64 = 0x0200_0000;
 
 /// Sets up HTAX and SMFU as in HW §3.1 and §3.6. Window offset 32 MiB + n MiB leads to the device
-/// of NIC n.
+/// of NIC n's host.
 fn init(g: &mut Guest, nodes: u32) {
     let bases = (wire::ids::BusAddr(BAR0), wire::ids::BusAddr(BAR2));
     let set = wire::htax::Windows::standard(bases.0, bases.1, 256 << 20);
@@ -49,12 +49,12 @@ fn init(g: &mut Guest, nodes: u32) {
     g.barrier();
 }
 
-/// Returns the offset in BAR2 that leads to a register of the device of a node.
+/// Returns the offset in BAR 2 that leads to a register of the device of a node.
 fn of(node: u64, at: u64) -> u64 {
     WINDOW + (node << 20) + at
 }
 
-/// Starts an emulator whose NICs wait for a device's answers longer than those take on a busy
+/// Starts an emulator whose NICs wait for answers of devices longer than an answer takes on a busy
 /// machine.
 fn patient(args: &[&str]) -> Emu {
     Emu::with_config(args, Some("[nic]\nsmfu-timeout-ns = 5000000000"))
@@ -87,7 +87,8 @@ fn chip(emu: &Emu, nic: usize, path: &str) -> u64 {
     emu.counters().nics[nic].chip(path).unwrap()
 }
 
-/// Stores arrive with the sizes and in the order of the host, and a load arrives behind them.
+/// Stores arrive with the sizes and in the order in which the host made them. A load arrives behind
+/// them.
 #[test]
 fn stores_arrive_as_they_were_made() {
     let emu = patient(&["--topology", "pair"]);
@@ -100,7 +101,7 @@ fn stores_arrive_as_they_were_made() {
             want.push((DEVICE + at, Ok(data)));
         }
     }
-    // Many stores in one message, of all sizes.
+    // One message contains many stores of all sizes.
     let mut body = 200u64.to_le_bytes().to_vec();
     for i in 0..200u64 {
         let len = 1 + i % 8;
@@ -121,7 +122,8 @@ fn stores_arrive_as_they_were_made() {
     }
     assert_eq!(got(&mut g[0], 9), [1, 0, 0]);
     assert_eq!(g[1].vfio.bus.log, want);
-    // A long store arrives in pieces that end at pages, as the network carries them.
+    // A long store arrives in chunks that end at page boundaries, because the network carries it in
+    // these chunks.
     let long: Vec<u8> = (0..9000).map(|i| i as u8).collect();
     g[0].vfio.post(2, of(1, 0x800), &long);
     ask(&mut g[0], 10, of(1, 0x800), 9000);
@@ -141,8 +143,8 @@ fn stores_arrive_as_they_were_made() {
     assert_eq!((host.dma_outside_memory, host.protocol_errors), (0, 0));
 }
 
-/// While a load waits for its device, all else continues: the device's own host, messages, a third
-/// node.
+/// While a load waits for its device, everything else continues: the host of the device, messages,
+/// and a third node.
 #[test]
 fn a_load_that_takes_its_time_takes_nobody_elses() {
     let emu = patient(&["--topology", "ring:3"]);
@@ -154,7 +156,7 @@ fn a_load_that_takes_its_time_takes_nobody_elses() {
         (m.command, &m.body[8..]),
         (cmd::DMA_READ, &8u64.to_le_bytes()[..])
     );
-    // The device's host uses its NIC, and stores without having received a DMA message.
+    // The host of the device uses its NIC, and its stores do not wait for DMA messages.
     g[1].barrier();
     g[1].vfio.post(2, of(2, 8), &[3; 8]);
     g[2].barrier();
@@ -162,7 +164,7 @@ fn a_load_that_takes_its_time_takes_nobody_elses() {
     assert_eq!(g[2].vfio.bus.devices[&DEVICE][8..16], [3; 8]);
     ask(&mut g[2], 2, of(1, 0x48), 8);
     let second = g[1].vfio.recv_dma();
-    // The answers arrive in reverse order, and each completes its own load.
+    // The answers arrive in reverse order. Each completes its own load.
     for m in [&second, &m] {
         let answer = g[1].vfio.bus.answer(m);
         g[1].vfio.send_bytes(&answer);
@@ -184,15 +186,15 @@ fn no_answer_an_error_and_nonsense() {
     assert_eq!(chip(&emu, 0, "smfu.timeouts"), 1);
     let te = emu.counters().nics[0].chip.clone();
     assert_eq!(te["events"][Te::SmfuTimeout as usize], 1);
-    // The timeout is 10 s from now on, because the following answers arrive in time, even on a busy
-    // machine.
+    // The timeout is 10 s from now on, because the following answers must arrive in time, even on a
+    // busy machine.
     g[0].w(r::TIMEOUT_CONTROL.0.into(), 10_000_000 | (1 << 32));
     g[0].barrier();
-    // The answer is late.
+    // This answer arrives after the timeout.
     let late = g[1].vfio.bus.answer(&never);
     g[1].vfio.send_bytes(&late);
     g[1].barrier();
-    // The register does not exist.
+    // The device has no such register.
     ask(&mut g[0], 2, of(1, BYTES as u64), 8);
     let m = g[1].vfio.recv_dma();
     let error = g[1].vfio.bus.answer(&m);
@@ -200,8 +202,8 @@ fn no_answer_an_error_and_nonsense() {
     g[1].vfio.send_bytes(&error);
     assert_eq!(got(&mut g[0], 2), [0xFF; 8]);
     assert_eq!(emu.counters().nics[1].host.dma_outside_memory, 1);
-    // Answers that are too short, too long, for another address, or without a body give all ones,
-    // and the next load works.
+    // A load whose answer is too short, too long, for another address or without a body returns all
+    // ones. The next load works.
     let mut id = 2;
     for n in 0..4 {
         id += 1;
@@ -220,7 +222,8 @@ fn no_answer_an_error_and_nonsense() {
         g[1].vfio.send_bytes(&answer(m.id, m.command, 1, 0, &body));
         assert_eq!(got(&mut g[0], id), [0xFF; 8], "{n}");
     }
-    // Unexpected answers and answers of another type are ignored; the right one still counts.
+    // Unexpected answers and answers of another type are ignored. The right answer completes the
+    // load.
     ask(&mut g[0], 99, of(1, 0), 8);
     let m = g[1].vfio.recv_dma();
     let right = g[1].vfio.bus.answer(&m);
@@ -247,10 +250,10 @@ fn a_client_goes_with_what_it_was_asked() {
     assert_eq!(got(&mut g[0], 1), [0xFF; 8]);
     assert_eq!(chip(&emu, 0, "smfu.timeouts"), 0);
     assert_eq!(emu.counters().nics[1].host.peer_unanswered, 2);
-    // Without a client the load ends with all ones immediately.
+    // Without a client, the load ends at once with all ones.
     ask(&mut g[0], 2, of(1, 0), 8);
     assert_eq!(got(&mut g[0], 2), [0xFF; 8]);
-    // The next client receives the DMA message.
+    // The next client receives the next DMA message.
     let mut next = emu.guest(1);
     init(&mut next, 2);
     next.vfio.bus.devices.insert(DEVICE, vec![5; BYTES]);
@@ -261,7 +264,7 @@ fn a_client_goes_with_what_it_was_asked() {
     assert_eq!(got(&mut g[0], 3), [5; 8]);
 }
 
-/// A client disconnects while its own load waits for another host's device.
+/// A client may disconnect while its own load waits for the device of another host.
 #[test]
 fn who_asks_may_go_meanwhile() {
     let emu = patient(&["--topology", "pair"]);
@@ -276,7 +279,7 @@ fn who_asks_may_go_meanwhile() {
     assert_eq!(emu.counters().nics[1].host.protocol_errors, 0);
 }
 
-/// An access that begins in memory and ends elsewhere goes to the client.
+/// An access that begins in memory and ends outside memory goes to the client.
 #[test]
 fn memory_that_straddles_its_end_is_no_memory() {
     let emu = patient(&["--topology", "pair"]);
@@ -295,11 +298,11 @@ fn memory_that_straddles_its_end_is_no_memory() {
     assert_eq!(chip(&emu, 1, "drops.dma"), 1);
 }
 
-/// A client like QEMU: while its guest loads, it answers no DMA message.
+/// A client that behaves like QEMU: while its guest waits for a load, it answers no DMA message.
 struct Qemu {
     out: Arc<Mutex<UnixStream>>,
     replies: Receiver<common::Reply>,
-    /// Held while the client works for the guest.
+    /// Locked while the client works for the guest.
     lock: Arc<Mutex<Bus>>,
     stream: UnixStream,
     threads: Vec<JoinHandle<()>>,
@@ -383,7 +386,7 @@ impl Qemu {
     }
 }
 
-/// Random loads in both directions: none hangs, and a load without data returns all ones because of
+/// All random loads in both directions end. A load that returns no data returns all ones because of
 /// a deadlock.
 #[test]
 fn crossing_loads_never_hang() {
@@ -405,7 +408,7 @@ fn crossing_loads_never_hang() {
             for i in 0..400u64 {
                 let to = rng.random_range(0..3);
                 let at = of(to, 0x100 * (me + 1));
-                // A load returns the value that this host stored before it, or all ones.
+                // A load returns the value that this host has stored before, or all ones.
                 q.post(at, &(i + 1).to_le_bytes());
                 match q.load(2, at) {
                     u64::MAX => ones += 1,
@@ -446,8 +449,8 @@ fn crossing_loads_never_hang() {
     }
 }
 
-/// Two hosts store to each other's device, beyond the limit of stores in flight. Answers are
-/// received behind blocked stores, and no store is lost.
+/// Two hosts store to each other's device, beyond the limit of stores in flight. The hosts receive
+/// answers even while their stores are blocked, and each store arrives.
 #[test]
 fn floods_in_both_directions_lose_nothing() {
     let emu = Emu::start(&["--topology", "pair"]);
@@ -457,7 +460,7 @@ fn floods_in_both_directions_lose_nothing() {
         for i in 0..STORES {
             q.post(of(1 - me, 8 * (i % 512)), &(i + 1).to_le_bytes());
         }
-        // Follows all stores of this host to its NIC.
+        // This load follows all stores of this host to its NIC.
         q.load(0, 0x8000);
         q
     };
@@ -489,7 +492,7 @@ fn floods_in_both_directions_lose_nothing() {
         let stores = log.iter().map(|(_, data)| data.clone().unwrap());
         assert!(stores.eq((1..=STORES).map(|i| i.to_le_bytes().to_vec())));
     }
-    // The emulator still answers requests.
+    // The emulator must still answer control requests.
     assert_eq!(
         emu.ctl(json!({"cmd": "peek", "nic": 0, "offset": 0x8050})),
         json!(1)

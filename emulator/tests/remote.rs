@@ -1,4 +1,5 @@
-//! Registers of other nodes over several hops, and faults of the ATU, over the emulator's sockets.
+//! Tests of accesses to registers of other nodes over several hops, and of faults of the ATU, over
+//! the emulator's sockets.
 
 mod common;
 
@@ -11,10 +12,10 @@ const QUEUE: u64 = 0x40_0000;
 const DCQ: u64 = 0x41_0000;
 const BUFFER: u64 = 0x42_0000;
 const SLOTS: u64 = 512;
-/// Page options: traffic class 2, registers.
+/// Page options that select traffic class 2 and register access.
 const RRA: u64 = 6;
 
-/// VPID 252 of a guest, opened with the sequence of HW §10.9.
+/// VPID 252 of a guest, opened by the sequence of HW §10.9.
 struct Port {
     guest: Guest,
     next: u64,
@@ -53,7 +54,7 @@ impl Port {
         self.guest.barrier();
     }
 
-    /// Waits for the next notification and returns it.
+    /// Waits for the next notification. Returns its words.
     fn notification(&mut self) -> [u64; 2] {
         let at = QUEUE + 16 * self.next;
         let word = |port: &Self, at| port.qw(at);
@@ -74,7 +75,7 @@ impl Port {
         u64::from_le_bytes(raw)
     }
 
-    /// Writes a register of a node by immediate put with requester notification (HW §13).
+    /// Writes a register of a node by an immediate PUT with a requester notification (HW §13).
     fn rra_write(&mut self, node: u64, at: u64, value: u64) {
         let word0 = 3 | (6 << 2) | (VPID << 8) | (node << 16) | (1 << 32) | (7 << 40);
         self.post(RRA, [word0, at, value]);
@@ -82,7 +83,7 @@ impl Port {
         assert_eq!(self.notification(), [value, status], "node {node}");
     }
 
-    /// Reads a register of a node by byte get into the buffer with completer notification.
+    /// Reads a register of a node by a byte GET into the buffer, with a completer notification.
     fn rra_read(&mut self, node: u64, at: u64) -> u64 {
         assert!(self.guest.ram.write(BUFFER, &[0xEE; 8]));
         let word0 = 3 | (VPID << 8) | (node << 16) | (4 << 32) | (7 << 40);
@@ -110,14 +111,15 @@ fn registers_of_every_node_of_a_torus() {
         let peek = json!({"cmd": "peek", "nic": node, "offset": 0x8058});
         assert_eq!(emu.ctl(peek).as_u64(), Some(0x1234_0000 + node));
     }
-    // Node 7 is three hops away. Three packets there and two back crossed the last cables.
+    // Node 7 is three hops away. Three packets to it and two packets back have crossed the last
+    // cables.
     let c = emu.counters();
     let to7: u64 = (c.links.iter())
         .filter(|l| l.ends.0.starts_with("7:") || l.ends.1.starts_with("7:"))
         .map(|l| l.forward.packets + l.backward.packets)
         .sum();
     assert_eq!(to7, 5);
-    // For a node that does not exist the packet is lost in the network, and software times out.
+    // A packet to a node that does not exist is lost in the network. Software must time out.
     let word0 = 3 | (VPID << 8) | (99 << 16) | (4 << 32) | (7 << 40);
     port.post(RRA, [word0, 0x8008, BUFFER]);
     assert_eq!(emu.counters().nics[0].network.illegal_routing, 1);
@@ -138,13 +140,13 @@ fn answers_of_the_atu_can_be_delayed_and_lost() {
     let chip = |path: &str| emu.counters().nics[0].chip(path).unwrap();
     notify(&mut port, BUFFER);
     assert_eq!(port.qw(BUFFER), 1);
-    // A delay of an hour that is ended early.
+    // The delay is an hour, but the test ends it early.
     faults(json!({"atu-delay-ns": 3_600_000_000_000u64}));
     notify(&mut port, BUFFER);
     assert_eq!((port.qw(BUFFER), chip("atu.waiting")), (0, 2));
     faults(json!({}));
     assert_eq!((port.qw(BUFFER), chip("atu.waiting")), (1, 0));
-    // A short delay that ends by itself.
+    // This delay is short and ends without action of the test.
     faults(json!({"atu-delay-ns": 20_000_000}));
     notify(&mut port, BUFFER);
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -158,7 +160,7 @@ fn answers_of_the_atu_can_be_delayed_and_lost() {
     assert_eq!(emu.status().nics[0].faults.atu_lose_every, Some(1));
 }
 
-/// A translation that is not flushed is used again, unless the cache is off.
+/// A cached translation that is not flushed is used again, unless the cache is off.
 #[test]
 fn the_cache_is_a_switch() {
     for (option, stale) in [("atu-tlb=on", true), ("atu-tlb=off", false)] {
@@ -171,7 +173,7 @@ fn the_cache_is_a_switch() {
             .write(gat, &(BUFFER | (VPID << 2) | 3).to_le_bytes()));
         port.guest.w(0xE000, (1 << 31) | (gat >> 21));
         port.guest.w(0xC000, 1);
-        // Put to the own node, translated, with completer notification.
+        // This is a translated PUT to this node, with a completer notification.
         let word0 = 3 | (6 << 2) | (VPID << 8) | (4 << 32);
         let mut put = |value| {
             port.post(16, [word0, 8, value]);

@@ -1,4 +1,5 @@
-//! The shared memory window over sockets: slow loads, unreachable nodes, accelerator nodes.
+//! Tests of the shared memory window over sockets: slow loads, unreachable nodes, and accelerator
+//! nodes.
 
 mod common;
 
@@ -11,12 +12,12 @@ use wire::regs::pcie::{self as p, BackdoorControl, BackdoorInfo};
 use wire::regs::{htax, np, smfu as r};
 use wire::tlp::{words as backdoor, Bdf, CfgType, Kind, Tlp};
 
-/// Address of the memory that nodes export.
+/// Address of the memory that each node exports.
 const EXPORT: u64 = 0x80_0000;
 const WINDOW: u64 = 0x0200_0000;
 
-/// Sets up HTAX and SMFU as in HW §3.1 and §3.6. Window offset 32 MiB + n MiB leads to NIC n,
-/// offset 0 to the registers of NIC 1.
+/// Sets up HTAX and SMFU as in HW §3.1 and §3.6. Window offset 32 MiB + n MiB leads to NIC n, and
+/// window offset 0 to the registers of NIC 1.
 fn init(g: &mut Guest, nodes: u32) {
     let windows = htax_windows();
     for (i, value) in windows {
@@ -65,13 +66,13 @@ fn interval(g: &mut Guest, k: u32, start: u64, size: u64, node: u16) {
     );
 }
 
-/// Returns the offset in BAR2 that leads to byte `at` of the memory that `node` exports.
+/// Returns the offset in BAR 2 that leads to byte `at` of the memory that `node` exports.
 fn of(node: u64, at: u64) -> u64 {
     WINDOW + (node << 20) + at
 }
 
-/// Starts a pair whose loads do not time out on a busy machine. The default timeout is half a
-/// second of real time.
+/// Starts a pair of NICs whose loads do not time out on a busy machine. The default timeout of half
+/// a second of real time would be too short.
 fn patient() -> Emu {
     let config = "[nic]\nsmfu-timeout-ns = 5000000000";
     Emu::with_config(&["--topology", "pair"], Some(config))
@@ -116,7 +117,7 @@ fn loads_and_stores_over_several_hops() {
         assert!(g[7].ram.read(EXPORT + u64::from(len) * 9, &mut seen));
         assert_eq!(seen, data);
     }
-    // Several stores in one message.
+    // One message contains several stores.
     let mut body = 16u64.to_le_bytes().to_vec();
     for i in 0..16u64 {
         body.extend(of(7, 0x1000 + 8 * i).to_le_bytes());
@@ -128,7 +129,7 @@ fn loads_and_stores_over_several_hops() {
     for i in 0..16u64 {
         assert_eq!(g[0].vfio.read64(2, of(7, 0x1000 + 8 * i)), i + 1);
     }
-    // All nodes in parallel, each to the memory of the next.
+    // All nodes access the memory of their next node in parallel.
     for i in 0..8u64 {
         let to = (i + 1) % 8;
         g[i as usize].vfio.post(2, of(to, 64), &[i as u8; 8]);
@@ -145,7 +146,7 @@ fn a_load_over_a_slow_link_takes_its_time_and_nobody_elses() {
     emu.ctl(json!({"cmd": "knobs", "link": "all", "latency_ns": 30_000_000}));
     let start = Instant::now();
     ask(&mut g[0], 1, of(1, 0), 8);
-    // A store and another load follow the load on the same connection.
+    // A store and another load follow the load on one connection.
     g[0].vfio.post(2, of(1, 0), &[9; 8]);
     ask(&mut g[0], 2, of(1, 0), 8);
     assert_eq!(
@@ -184,13 +185,14 @@ fn nobody_waits_for_ever() {
     let emu = Emu::start(&["--topology", "ring:3"]);
     let mut g = guests(&emu, 3);
     let ones = [0xFF; 8];
-    // The target node is unknown: all ones immediately.
+    // The target node is unknown, so the load returns all ones at once.
     interval(&mut g[0], 1, BAR2 + WINDOW, 0x10_0000, 500);
     assert_eq!(g[0].vfio.read(2, of(0, 0), 8), ones);
     assert_eq!(chip(&emu, 0, "drops.smfu_no_interval"), 1);
     // The timeout for the other cases is 20 ms.
     g[0].w(r::TIMEOUT_CONTROL.0.into(), 20_000 | (1 << 32));
-    // Power off, cable cut, frozen, unit off, port off: the load times out.
+    // The load must time out in each case: power off, cable unplugged, NIC frozen, unit off, port
+    // off.
     let dead = |on: bool, g: &mut Vec<Guest>, emu: &Emu, how: u32| {
         match how {
             0 => drop(emu.ctl(json!({"cmd": "power", "nic": 1, "on": on}))),
@@ -221,7 +223,7 @@ fn nobody_waits_for_ever() {
     assert_eq!(chip(&emu, 0, "events.12"), 5);
     dead(false, &mut g, &emu, 0);
     assert_eq!(g[0].vfio.read(2, of(1, 0), 8), ones);
-    // The answer of the frozen node came when it thawed, after the load had timed out.
+    // The frozen node answered when it was thawed, after the load had timed out.
     assert_eq!(chip(&emu, 0, "smfu.late"), 1);
     assert_eq!(chip(&emu, 0, "smfu.outstanding"), 0);
 }
@@ -260,7 +262,7 @@ fn who_asks_may_go_away_meanwhile() {
         }
         assert_eq!(answer(&mut g[0], 2), [0xFF; 8], "{how}");
     }
-    // The client disconnects while the load waits. The next client finds a working NIC.
+    // The client disconnects while the load waits. The next client must find a working NIC.
     drop(g);
     emu.wait_for("all clients have disconnected", |s| {
         s.nics.iter().all(|n| !n.connected)
@@ -286,7 +288,7 @@ fn a_slow_network_holds_stores_back_and_loses_none() {
     for i in 0..n {
         g[0].vfio.post(2, of(1, 8 * i), &(i + 1).to_le_bytes());
     }
-    // The load stays behind all stores.
+    // The load must stay behind all stores.
     assert_eq!(g[0].vfio.read64(2, of(1, 8 * (n - 1))), n);
     let mut all = vec![0; 8 * n as usize];
     assert!(g[1].ram.read(EXPORT, &mut all));
@@ -324,7 +326,7 @@ fn config(g: &mut Guest, register: u16, write: Option<u32>) -> Option<u32> {
 
 #[test]
 fn a_device_is_borrowed_over_the_fabric() {
-    // NIC 1 has no host. The latency of the link spreads the work over many events.
+    // NIC 1 has no host. The latency of the link makes the work take many events.
     let config_file = "[network]\nlink = { latency-ns = 200000 }\n[accelerator]\nvectors = 1";
     let emu = Emu::with_config(&["--nodes", "1", "--accelerators", "1"], Some(config_file));
     let status = emu.status();
@@ -339,8 +341,8 @@ fn a_device_is_borrowed_over_the_fabric() {
     assert!(emu.path("nic0.sock").exists() && !emu.path("nic1.sock").exists());
     let mut g = emu.guest(0);
     init(&mut g, 2);
-    // The set-up step has enabled the ports. The borrower has to switch on the remote SMFU: on
-    // hardware by remote register access, here by the control socket.
+    // The set-up step has enabled the ports. The borrower must switch on the remote SMFU. On
+    // hardware it uses remote register access; here the test uses the control socket.
     emu.ctl(json!({"cmd": "poke", "nic": 1, "offset": r::STATUS_CONTROL.0, "value": 1}));
     let w = |g: &mut Guest, at: wire::ids::RegOffset, value: u64| {
         g.vfio.post(2, at.0.into(), &value.to_le_bytes());
@@ -373,7 +375,7 @@ fn a_device_is_borrowed_over_the_fabric() {
     let d = |at: u64| of(1, at);
     let id = g.vfio.read(2, d(dev::ID), 4);
     assert_eq!(id, dev::ID_VALUE.to_le_bytes());
-    // Host memory → device → host memory, each time with an interrupt.
+    // Data goes from host memory to the device and back, each time with an interrupt.
     let data: Vec<u8> = (0..5000u32).map(|i| (i * 7) as u8).collect();
     assert!(g.ram.write(0x100_0000, &data));
     let reg = |g: &mut Guest, at: u64, value: u32| g.vfio.post(2, d(at), &value.to_le_bytes());
@@ -394,7 +396,7 @@ fn a_device_is_borrowed_over_the_fabric() {
     let mut back = vec![0; 5000];
     assert!(g.ram.read(0x100_8000, &mut back));
     assert_eq!(back, data);
-    // The lender's NIC is removed while the device is busy, and comes back in its initial state.
+    // The lender's NIC is removed while the device is busy. It comes back in its initial state.
     reg(&mut g, dev::DMA_CONTROL, dev::DMA_START);
     emu.ctl(json!({"cmd": "power", "nic": 1, "on": false}));
     assert_eq!(g.vfio.read(2, d(dev::ID), 4), [0xFF; 4]);

@@ -1,4 +1,4 @@
-//! The timing model and variants of a running emulator.
+//! Tests of the timing model and of variants in a running emulator.
 
 mod common;
 
@@ -75,7 +75,7 @@ fn a_variant_is_drawn_printed_and_repeatable() {
     let (ok, covering, _) = run(&["variants", "--covering"]);
     assert!(ok);
     for line in covering.lines() {
-        // The printed form omits defaults.
+        // The printed form omits switches with their default value.
         let shown = line.replace(",timing.model=ideal", "");
         assert_eq!(of(&["--variant", line]), shown);
     }

@@ -1,5 +1,5 @@
-//! Large RMA transfers through a complete model without sockets: two NICs, the network between
-//! them, guest memory.
+//! Tests of large RMA transfers through a complete model without sockets: two NICs, the network
+//! between them, and guest memory.
 
 use extoll_emulator::config::{ConfigFile, Fabric, Overrides};
 use extoll_emulator::device::NicDevice;
@@ -19,11 +19,11 @@ use wire::rma::{Descriptor, Modifiers, NotifySpec, Operation};
 const BAR0: u64 = 0x38_0000_0000;
 const BAR2: u64 = 0x39_0000_0000;
 const RAM: u64 = 64 << 20;
-/// Start address of transfers at both ends.
+/// Start address of the data of transfers at both ends.
 const AT: u64 = 0x100_0003;
 const VPID: u8 = 6;
 
-/// Two NICs with memory and RMA VPID 6 open.
+/// Two NICs with memory, on which RMA VPID 6 is open.
 struct Pair {
     world: World,
     ram: [File; 2],
@@ -101,7 +101,7 @@ impl Pair {
             .expect("store");
     }
 
-    /// Makes NIC 0 execute a command as far as the store's event allows.
+    /// Posts a command to NIC 0. The NIC executes it as far as one event allows.
     fn post(&mut self, op: Operation) {
         self.post_at(0, op);
     }
@@ -120,7 +120,8 @@ impl Pair {
         }
     }
 
-    /// Runs work passes of the event loop until all work is done. Returns their number.
+    /// Runs work passes of the event loop until all work is done. Returns the number of work
+    /// passes.
     fn run(&mut self) -> usize {
         let mut turns = 0;
         while self.world.busy() {
@@ -142,8 +143,8 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(next).collect()
 }
 
-/// Transfers in both directions at full size. Prints the throughput instead of checking it, because
-/// the test machine may be busy.
+/// Transfers data in both directions at full size. Prints the throughput and does not check it,
+/// because the test machine may be busy.
 #[test]
 fn throughput() {
     const ROUNDS: u32 = 16;
@@ -200,7 +201,7 @@ fn put(len: u32) -> Operation {
 }
 
 /// A store that starts a large transfer returns before the transfer has finished. A small transfer
-/// in the other direction finishes before it, too.
+/// in the other direction also finishes before the large transfer.
 #[test]
 fn a_large_transfer_keeps_nobody_waiting() {
     let mut p = Pair::new("");
@@ -221,7 +222,7 @@ fn a_large_transfer_keeps_nobody_waiting() {
     assert_eq!(p.world.chip_counters(1).dma_bytes_written, u64::from(LEN));
 }
 
-/// Large transfers in both directions alternate.
+/// The packets of large transfers in both directions alternate.
 #[test]
 fn both_directions_share_the_fabric() {
     let mut p = Pair::new("");
@@ -235,7 +236,7 @@ fn both_directions_share_the_fabric() {
             ahead = sent[0].saturating_sub(sent[1]).max(ahead);
         }
     }
-    // NIC 0 was alone during the work passes of its store.
+    // Only NIC 0 had transfers during the work passes of its store.
     assert!(ahead < 6000, "{ahead} packets ahead");
     for nic in 0..2 {
         let c = p.world.chip_counters(nic);
@@ -243,8 +244,8 @@ fn both_directions_share_the_fabric() {
     }
 }
 
-/// An end loses power, its cable or its client during a transfer. The transfer never completes, and
-/// the next one works.
+/// One side loses its power, its cable or its client during a transfer. The transfer never
+/// completes, but the next transfer works.
 #[test]
 fn transfers_that_lose_an_end() {
     for case in 0..4 {

@@ -1,4 +1,4 @@
-//! The vfio-user protocol on a real socket, with the messages of QEMU and of hostile clients.
+//! Tests of the vfio-user protocol on a real socket, with messages of QEMU and of hostile clients.
 
 mod common;
 
@@ -68,8 +68,8 @@ fn negotiation_comes_first_and_once() {
         "deep nesting"
     );
     let caps: serde_json::Value = serde_json::from_str(&c.negotiate()).unwrap();
-    // Without `write_multiple`, because QEMU's answers overtake the stores that it collects for
-    // such messages.
+    // The server does not offer `write_multiple`. With such messages, QEMU's answers would overtake
+    // the stores that it collects.
     assert_eq!(caps["capabilities"]["write_multiple"], false);
     assert_ne!(
         c.call(cmd::VERSION, &[0, 0, 0, 0]).error,
@@ -220,7 +220,7 @@ fn write_multi() {
     ));
     let got: Vec<u64> = (0..4).map(|i| c.read64(0, 0x8058 + 8 * i)).collect();
     assert_eq!(got, [1196, 1197, 1198, 1199]);
-    // An invalid write does not stop later ones.
+    // An invalid write must not stop later writes.
     let r = c.call(
         cmd::REGION_WRITE_MULTI,
         &multi(&[
@@ -297,7 +297,7 @@ fn descriptors_of_the_wrong_number_or_kind() {
         EINVAL,
         "two files"
     );
-    // Unexpected files are closed; the next message does not inherit them.
+    // Unexpected files are closed. The next message must not receive them.
     assert_eq!(
         c.call_fds(cmd::DEVICE_GET_INFO, &words(&[16, 0, 0, 0]), &[fd.as_fd()])
             .error,
@@ -305,7 +305,7 @@ fn descriptors_of_the_wrong_number_or_kind() {
     );
     assert_eq!(c.dma_map(0x200000, 0x10000, None), 0);
     assert_eq!(emu.status().nics[0].dma_maps, (2, 0x20000));
-    // Interrupt set-up with a wrong index, vector, number of files or mask action.
+    // These interrupt messages have a wrong index, vector, number of files or mask action.
     let ev = eventfd();
     for (set, fds, error) in [
         ([20, 4 | 32, 1, 0, 1], 2, EINVAL),
@@ -343,7 +343,7 @@ fn files_go_with_their_message() {
     let emu = emu();
     let mut c = emu.client(0);
     let fd = memfd(0x1000);
-    // Two maps are in flight, the first without a file. Only the second has memory.
+    // Two map messages are in flight, the first without a file. Only the second map has memory.
     let map = |iova: u64| {
         let mut b = words(&[32, 3]);
         b.extend([0u64, iova, 0x1000].iter().flat_map(|v| v.to_le_bytes()));
@@ -409,7 +409,7 @@ fn the_next_client_is_served_and_finds_a_fresh_device() {
     let mut first = emu.client(0);
     first.post(0, 0x8058, &7u64.to_le_bytes());
     assert_eq!(first.read64(0, 0x8058), 7);
-    // The second client waits until the first one has disconnected.
+    // The second client must wait until the first client has disconnected.
     let mut second = emu.raw(0);
     second.send_bytes(&message(1, cmd::VERSION, 0, &[0, 0, 0, 0]));
     assert_eq!(first.read64(0, 0x8058), 7);
@@ -417,7 +417,7 @@ fn the_next_client_is_served_and_finds_a_fresh_device() {
     assert_eq!(second.recv().unwrap().error, 0);
     assert_eq!(second.read64(0, 0x8058), 0);
     assert_eq!(emu.counters().nics[0].host.connects, 2);
-    // A client that disconnects in the middle of a message.
+    // This client disconnects in the middle of a message.
     let m = message(1, cmd::DEVICE_GET_INFO, 0, &words(&[16, 0, 0, 0]));
     second.send_bytes(&m[..20]);
     drop(second);
@@ -433,7 +433,7 @@ fn a_client_that_does_not_read_its_replies_blocks_nobody() {
     read.extend(words(&[0, 1 << 20]));
     let m = message(1, cmd::REGION_READ, 0, &read);
     greedy.stream.set_nonblocking(true).unwrap();
-    // 4096 MiB of replies are requested, or as many as the sockets hold.
+    // The client requests 4096 MiB of replies, or as many as the sockets hold.
     let sent = (0..4096)
         .take_while(|_| std::io::Write::write(&mut greedy.stream, &m).is_ok())
         .count();
@@ -467,7 +467,8 @@ fn replies_larger_than_the_socket_all_arrive() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Random commands with random bodies: the emulator survives and serves the next client.
+    /// After random commands with random bodies, the emulator still runs and serves the next
+    /// client.
     #[test]
     fn random_messages_are_survived(
         list in prop::collection::vec((0u16..18, any::<u8>(), prop::collection::vec(any::<u8>(), 0..96), any::<bool>()), 1..120),
@@ -481,7 +482,7 @@ proptest! {
             let fds: &[_] = if *fd { &[file.as_fd()] } else { &[] };
             c.send_fds(&m, fds);
         }
-        // Accesses that pass the checks and reach the NIC.
+        // These accesses pass the checks and reach the NIC.
         for (region, offset, len, byte) in &aimed {
             let offset = u64::from(*offset) % (if *region == 7 { 4096 } else { 256 << 20 });
             c.send_bytes(&message(0, cmd::REGION_WRITE, NO_REPLY, &access(*region, offset, &vec![*byte; *len])));

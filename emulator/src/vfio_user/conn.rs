@@ -232,8 +232,8 @@ impl Connection {
         self.message_at(self.head)
     }
 
-    /// Returns the complete message at index `at` of the buffer. Also returns the stream position
-    /// at which the message would end if it were at the head.
+    /// Returns the complete message at index `at` of the buffer. The stream position of its end is
+    /// computed as if the message were at the head.
     fn message_at(&self, at: usize) -> Result<Option<(Header, u64)>, Closed> {
         let bytes = self.rx.get(at..).unwrap_or_default();
         let Some(h) = Header::decode(bytes) else {

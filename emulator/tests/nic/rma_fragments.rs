@@ -1,5 +1,5 @@
-//! Transfers as packets of 496 bytes (HW §10.3, G12, G29): partial arrival, order of packets, and
-//! transfers that never complete.
+//! Tests of transfers as packets of 496 bytes (HW §10.3, G12, G29): partial arrival, order of
+//! packets, and transfers that never complete.
 
 use super::rig::*;
 use super::rma::{desc, get, put, Pair, ALL, PLAIN};
@@ -14,7 +14,7 @@ use wire::velo::SlotSize;
 /// Maximum number of packets that a NIC sends per call (MODEL).
 const TURN: usize = 64;
 
-/// Returns the origin, the VPID and the offset within the transfer of a packet's data.
+/// Returns the origin of a packet, its VPID, and the offset of its data within the transfer.
 fn place(packet: &Packet) -> (u16, u8, u64) {
     let Body::Rma(m) = &packet.body else {
         panic!("{packet:?}")
@@ -38,7 +38,7 @@ fn the_first_fragment_is_not_the_transfer() {
     p.rig.hold_wire = true;
     p.post(PLAIN, &desc(1, 6, ALL, put(len as u32, from, to)));
     assert_eq!(p.rig.wire.len(), 5);
-    // All packets were sent, which is all that the requester's notification promises (HW §10.5).
+    // All packets were sent. The requester's notification guarantees nothing else (HW §10.5).
     let (a, b) = p.notes();
     assert_eq!((a.len(), b.len()), (1, 0));
     assert_eq!(p.rig.nodes[1].ram.get(to, len), vec![0; len]);
@@ -51,7 +51,8 @@ fn the_first_fragment_is_not_the_transfer() {
         assert_eq!(b.len(), usize::from(k == 5), "packet {k}");
     }
 
-    // A get: the responder has read all data, the origin has only the first fragment.
+    // This transfer is a GET. The responder has read all data, but the origin has only the first
+    // fragment.
     let back = p.m0 + 0x4001;
     p.post(PLAIN, &desc(1, 6, ALL, get(len as u32, to, back)));
     p.rig.pump_some(1);
@@ -91,7 +92,8 @@ fn a_call_sends_so_much_and_memory_is_read_when_it_is_sent() {
     assert_eq!(p.notes().1.len(), 1);
 }
 
-/// Returns the packets of puts of VPIDs 5 and 7 of node 0 and of a get by node 1 from node 0.
+/// Returns the order of the packets of PUTs by VPIDs 5 and 7 of node 0, and of a GET by node 1 from
+/// node 0.
 fn crowd(seed: u64) -> Vec<(u16, u8, u64)> {
     let mut p = Pair::with_config(NicConfig {
         seed,
@@ -99,7 +101,7 @@ fn crowd(seed: u64) -> Vec<(u16, u8, u64)> {
     });
     p.rig.open_rma(0, 7, 1, 256);
     p.rig.hold_wire = true;
-    // No credit, so that no transfer begins before all are posted.
+    // Without credit, no transfer begins before all transfers are posted.
     p.rig.credit = 0;
     let len = 10 * 496;
     for k in 0..2 {
@@ -143,8 +145,8 @@ fn vpids_and_units_interleave_and_a_vpid_keeps_its_order() {
     assert!(orders.len() > 6, "seeds make a difference");
 }
 
-/// A notification put follows a put. On the same traffic class it stays behind the whole put, on
-/// another class it may overtake (HW §10.8).
+/// A notification PUT follows a PUT. In the traffic class of the PUT, it stays behind the whole
+/// PUT. In another class, it may overtake the PUT (HW §10.8).
 #[test]
 fn classes_are_not_ordered() {
     let mut overtook = 0;
@@ -178,13 +180,13 @@ fn classes_are_not_ordered() {
     assert!(overtook > 5, "{overtook} of 10");
 }
 
-/// The target cannot write the third packet. Earlier packets stay, later ones are dropped, and one
-/// notification reports it (G13, G17).
+/// The target cannot write the third packet. Earlier packets stay written, later packets are
+/// dropped, and one notification reports the failure (G13, G17).
 #[test]
 fn the_rest_of_a_failed_transfer_is_left_out() {
     let mut p = Pair::new();
     let gat = 0x0280_0000;
-    // Of three pages only pages 0 and 2 are mapped.
+    // Only pages 0 and 2 of three pages are mapped.
     for k in [0, 2] {
         let gate = (p.m1 + 4096 * k) | (6 << 2) | 3;
         p.rig.nodes[1].ram.set_qw(gat + 8 * k, gate);
@@ -204,7 +206,7 @@ fn the_rest_of_a_failed_transfer_is_left_out() {
     p.rig.nodes[0].ram.put(p.m0, &[7; 3 * 4096]);
     p.post(translate, &desc(1, 6, ALL, put(3 * 4096, 0, 0)));
     let (_, b) = p.notes();
-    // Byte 4096 belongs to the packet at offset 3968.
+    // Byte 4096 is in the packet that begins at offset 3968.
     let seen: Vec<_> = b.iter().map(|n| (n.word0, n.error)).collect();
     assert_eq!(seen, [(3968, 4)]);
     let ram = p.rig.nodes[1].ram.get(p.m1, 3 * 4096);
@@ -213,7 +215,7 @@ fn the_rest_of_a_failed_transfer_is_left_out() {
     assert_eq!(p.rig.nodes[1].nic.counters().drops.translation, 1);
     assert_eq!(p.rig.read(1, regs::PERF_COMPLETER_IN_0), 25 << 32);
 
-    // The end of a failed transfer is lost, and its sender is reset and numbers its transfers from
+    // The end of a failed transfer is lost. Then its sender is reset and numbers its transfers from
     // the start again. The target must not drop packets of the new transfers.
     p.rig.hold_wire = true;
     p.post(translate, &desc(1, 6, ALL, put(3 * 4096, 0, 0)));
@@ -269,7 +271,7 @@ fn lost_packets_leave_a_transfer_without_its_end_and_others_alone() {
 }
 
 /// HW §10.8 orders the requests of a VPID in one class, but not the work of two units of the
-/// target. A posted write may pass a waiting read.
+/// target. A posted write may pass a read that waits.
 #[test]
 fn a_put_passes_an_earlier_get_at_the_target() {
     let mut p = Pair::new();
@@ -283,7 +285,7 @@ fn a_put_passes_an_earlier_get_at_the_target() {
         .map(|packet| matches!(&packet.body, Body::Rma(m) if matches!(m.kind, RmaKind::Put { .. })))
         .collect();
     assert_eq!(order, [false, true], "they travel in order");
-    // There is no credit for answers yet.
+    // There is no credit for the responder's answers yet.
     p.rig.credit = 0;
     p.rig.pump();
     assert_eq!(p.rig.nodes[1].ram.get(p.m1, 8), [2; 8]);
@@ -293,8 +295,9 @@ fn a_put_passes_an_earlier_get_at_the_target() {
     assert_eq!(p.rig.nodes[0].ram.get(back, 8), [2; 8]);
 }
 
-/// A VPID is closed during its transfers and during requests from others. The remainder is dropped
-/// without notification, and does not continue when the VPID is opened again.
+/// A VPID is closed during its transfers and during requests from other nodes. The remaining
+/// packets are dropped without a notification, and the transfers do not continue when the VPID is
+/// opened again.
 #[test]
 fn a_closed_vpid_sends_no_more() {
     let table = |vpid: u8| regs::vpid_table(Vpid::from(vpid));
@@ -304,7 +307,8 @@ fn a_closed_vpid_sends_no_more() {
     p.rig.hold_transfers = true;
     p.rig.hold_wire = true;
     p.post(PLAIN, &desc(1, 6, ALL, put(len, p.m0, p.m1)));
-    // Limits the credit, because each access of the host would send another batch of packets.
+    // The credit is limited, because otherwise each access of the host would send another batch of
+    // packets.
     p.rig.credit = 1;
     p.post(PLAIN, &desc(1, 6, ALL, put(8, p.m0, p.m1)));
     p.rig.write(0, table(5), regs::VPID_DISABLED);
@@ -318,7 +322,7 @@ fn a_closed_vpid_sends_no_more() {
     assert!((TURN * 496..len as usize).contains(&sent), "{sent}");
     let (a, b) = p.notes();
     assert_eq!((a.len(), b.len()), (0, 0));
-    // The same at the responder.
+    // Closing the VPID has the same effect on transfers of the responder.
     p.post(PLAIN, &desc(1, 6, ALL, get(len, p.m1, p.m0)));
     p.rig.pump_some(1);
     assert!(p.rig.nodes[1].nic.tx_waiting());
@@ -328,7 +332,8 @@ fn a_closed_vpid_sends_no_more() {
     p.rig.pump();
     let (a, b) = p.notes();
     assert_eq!((a.len(), b.len()), (1, 0), "the request was sent");
-    // The same for commands that have not begun, because there is no credit.
+    // Closing the VPID has the same effect on commands that have not begun, because there is no
+    // credit.
     p.rig.credit = 0;
     p.post(PLAIN, &desc(1, 6, ALL, put(8, p.m0, p.m1)));
     p.rig.write(0, table(5), regs::VPID_DISABLED);
@@ -337,7 +342,7 @@ fn a_closed_vpid_sends_no_more() {
     p.rig.tick(0);
     assert!(p.rig.wire.is_empty());
     assert_eq!(p.rig.nodes[0].nic.counters().drops.hold_closed, 3);
-    // Both directions work again.
+    // After the VPID has been opened again, both directions work.
     p.rig.hold_transfers = false;
     p.rig.hold_wire = false;
     p.post(PLAIN, &desc(1, 6, ALL, get(len, p.m1, p.m0)));
@@ -365,7 +370,7 @@ fn resets_end_transfers() {
     assert_eq!(c.rma.notifications, 0);
 }
 
-/// A link that is down for a moment loses packets. The transfer completes normally unless its last
+/// A link that is down for a moment loses packets. The transfer completes normally, unless its last
 /// packet is lost.
 #[test]
 fn a_lost_packet_before_the_last_one_leaves_a_hole() {
@@ -381,7 +386,7 @@ fn a_lost_packet_before_the_last_one_leaves_a_hole() {
         p.rig.with(node, |nic, env| nic.set_faults(faults, env));
     };
     let lost = |p: &Pair, node: usize| p.rig.nodes[node].nic.counters().drops.lost_inner;
-    // A put of four packets has three that are not the last one. The third of them is lost.
+    // A PUT of four packets has three that are not the last packet. The third of them is lost.
     lose(&mut p, 1, Some(3));
     for k in 0..3 {
         let to = p.m1 + k * 0x1000;
@@ -394,7 +399,7 @@ fn a_lost_packet_before_the_last_one_leaves_a_hole() {
         assert_eq!(p.rig.nodes[1].ram.get(to, len), want, "put {k}");
     }
     assert_eq!(lost(&p, 1), 3);
-    // A get loses all packets but the last. A get of a single packet loses none.
+    // A GET loses all packets except the last. A GET with a single packet loses no packet.
     lose(&mut p, 1, None);
     p.rig.nodes[1].ram.put(p.m1, &data);
     lose(&mut p, 0, Some(1));

@@ -1,6 +1,6 @@
-//! Every RMA command × notifications × page options × replication × size: data, notification words,
-//! traffic classes, interrupts. Expected values come from the tables of HW §10, bit by bit, rather
-//! than from the formats that the model uses.
+//! Tests of every RMA command with all notifications, page options, replication and several sizes.
+//! They check data, notification words, traffic classes and interrupts. The expected values come
+//! from the tables of HW §10, bit by bit, not from the formats that the model uses.
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
@@ -12,20 +12,20 @@ use wire::ids::RegOffset;
 use wire::rma::PageOptions;
 
 const GAT: u64 = 0x0280_0000;
-/// NLA of the first byte of either node's memory.
+/// NLA of the first byte of the memory of each node.
 const NLA: u64 = (7 << 30) | (33 << 12);
 const TARGET: u64 = (1 << 16) | (6 << 8);
 
-/// The words of a descriptor and its expected result.
+/// The words of a descriptor, and its expected result.
 struct Case {
     words: [u64; 3],
     command: u64,
-    /// Command in the completer's notification.
+    /// Code of the command in the completer's notification.
     response: u64,
-    /// Word 0 in the notifications of requester, responder and completer: address of the transfer's
-    /// start, or the value.
+    /// Word 0 in the notifications of requester, responder and completer: the start address of the
+    /// transfer, or the value.
     word0: [u64; 3],
-    /// Bytes of a transfer; `Err`: the size field.
+    /// Length of a transfer in bytes. For other commands, `Err` with the size field.
     len: Result<u64, u64>,
 }
 
@@ -82,7 +82,7 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let mut p = Pair::with_config(NicConfig::default());
-        // The pages are in reverse order on both sides.
+        // The pages are mapped in reverse order on both sides.
         for (i, (m, vpid)) in [(p.m0, 5u64), (p.m1, 6)].into_iter().enumerate() {
             for k in 0..16 {
                 let gate = (m + 4096 * (15 - k)) | vpid << 2 | 3;
@@ -104,7 +104,7 @@ impl Bench {
             }
     }
 
-    /// Returns the physical address of a byte.
+    /// Returns the physical address of the byte at `offset`.
     fn place(&self, i: usize, translate: bool, offset: u64) -> u64 {
         let m = [self.p.m0, self.p.m1][i];
         match translate {
@@ -128,11 +128,11 @@ impl Bench {
         bytes.collect()
     }
 
-    /// Executes a case on a page and checks all results but the data.
+    /// Executes a case on a requester page. Checks all results except the data.
     fn run(&mut self, case: &Case, spec: u64, options: u64, ntr: bool) {
         let tag = format!("{:x?} spec {spec} page {options} ntr {ntr}", case.words);
         let rig = &mut self.p.rig;
-        // Arms interrupts again and drops those that the last case missed.
+        // Arms the interrupts again, and discards interrupts that were missed in the last case.
         for (i, q) in [&self.p.q0, &self.p.q1].into_iter().enumerate() {
             rig.commit(q, true);
             while !rig.snq_handle(i).is_empty() {
@@ -144,11 +144,11 @@ impl Bench {
         let want = case.notes(spec, options, ntr);
         let seen = [rig.rma_drain(&mut self.p.q0), rig.rma_drain(&mut self.p.q1)];
         assert_eq!(seen, want, "{tag}");
-        // Requests keep their class. Responses of classes 0 and 1 travel on class 1, those of
-        // classes 2 and 3 on class 3.
+        // Requests keep their traffic class. Responses to classes 0 and 1 have class 1, responses
+        // to classes 2 and 3 have class 3.
         let tc = (options & 3) as u8;
         let back = [1, 1, 3, 3][usize::from(tc)];
-        // Data travel in packets of 496 bytes (HW §10.3).
+        // Data is sent in packets of 496 bytes (HW §10.3).
         let packets = case.len.map_or(1, |len| len.div_ceil(496)) as usize;
         let answers = |n| std::iter::repeat_n((NetPort::RmaCompleter, back), n);
         let mut carried = vec![];
@@ -166,7 +166,8 @@ impl Bench {
             _ => carried.extend(std::iter::repeat_n((NetPort::RmaCompleter, tc), packets)),
         }
         assert_eq!(rig.carried, carried, "{tag}");
-        // Every VPID with a notification interrupts once, if the page has interrupts enabled.
+        // Every VPID that received a notification raises one interrupt if the page has interrupts
+        // enabled.
         for (i, want) in want.iter().enumerate() {
             let entries = rig.snq_handle(i);
             let due = usize::from(options & 8 != 0 && !want.is_empty());
@@ -178,20 +179,21 @@ impl Bench {
     }
 }
 
-/// Tests transfers of one command.
+/// Tests transfers by the command with code `command`, with lengths `lens` in bytes.
 fn transfers(command: u64, lens: &[u64]) {
     let mut b = Bench::new();
     let mut seed = command << 32;
     for &len in lens {
         for page in 0..32u64 {
             if page & 4 != 0 {
-                continue; // Registers have a test of their own.
+                continue; // Another test covers registers.
             }
             let te = page & 16 != 0;
             for spec in 0..8 {
                 for ntr in [false, true] {
                     seed += 1;
-                    // All alignments occur. Quadword commands accept any alignment, too (G12).
+                    // The addresses have all alignments. Quadword commands accept any alignment,
+                    // too (G12).
                     let (here, there) = (seed % 64 + 300, seed * 7 % 64 + 4000);
                     let (local, remote) = (b.at(0, te, here), b.at(1, te, there));
                     let is_get = command < 2;
@@ -263,7 +265,7 @@ fn puts_without_memory_at_the_origin() {
                 };
                 b.run(&case, spec, page, ntr);
                 for len in 1..=8u64 {
-                    // The data cross the end of a page.
+                    // The data crosses the end of a page.
                     let offset = 4096 - len / 2;
                     b.store(1, te, offset - 1, &[0xEE; 10]);
                     let to = b.at(1, te, offset);
@@ -288,7 +290,8 @@ fn puts_without_memory_at_the_origin() {
 #[test]
 fn locks_of_both_units() {
     let mut b = Bench::new();
-    // Value before, compare, add, result, value after: signed comparison, wrapping sum (G16).
+    // Value before, compare operand, addend, result and value after. The comparison is signed, and
+    // the sum wraps (G16).
     let ops: [(i32, i32, i32, u64, i32); 7] = [
         (0, 0, 1, 1, 1),
         (1, 0, 1, 0, 1),
@@ -332,7 +335,7 @@ fn locks_of_both_units() {
 fn modifiers_that_are_not_there() {
     let mut b = Bench::new();
     let (x, y) = (0x1111_0000_0000_0123u64, 0x2222_0000_0000_0456u64);
-    // Command, bits above 39, word 0 and size field of the requester's notification.
+    // Command, descriptor bits above 39, and word 0 and size field of the requester's notification.
     let cases = [
         (0u64, 999u64, y, 495u64),
         (1, 7, y, 7),
@@ -351,7 +354,7 @@ fn modifiers_that_are_not_there() {
                     let words = [word0(command, spec, false, count) | modifiers << 35, x, y];
                     b.p.rig
                         .rma_raw(0, 5, PageOptions::from_index(page as u8), words);
-                    // Accelerator modes count as `exldis`, multicast as `cmdt` (G14).
+                    // Accelerator modes count in `exldis`, multicast counts in `cmdt` (G14).
                     want += if modifiers & 12 != 0 { 1 << 16 } else { 1 };
                     let bits = [
                         page >> 2,
@@ -381,7 +384,7 @@ fn modifiers_that_are_not_there() {
     assert_eq!(b.p.rig.nodes[1].nic.counters().packets_received, 0);
 }
 
-/// Sizes that are too large for the test of all options.
+/// These sizes are too large for the test of all options.
 #[test]
 fn large_transfers() {
     let mut p = Pair::new();

@@ -1,4 +1,4 @@
-//! RMA with translated addresses, and locks.
+//! Tests of RMA with translated addresses, and of locks.
 
 use super::rig::*;
 use super::rma::{desc, put, Pair, ALL, PLAIN};
@@ -12,7 +12,7 @@ const TE: PageOptions = PageOptions {
     translate: true,
     ..PLAIN
 };
-/// Maps `pages` from entry 100 of GAT 3 on for a VPID. Returns the NLA.
+/// Maps `pages` for a VPID, from entry 100 of GAT 3 on. Returns the NLA of the first byte.
 fn map(rig: &mut Rig, i: usize, vpid: u8, pages: &[u64], access: u64) -> u64 {
     let gat = 0x0280_0000; // 2 MiB aligned
     for (k, page) in (100..).zip(pages) {
@@ -27,7 +27,7 @@ fn map(rig: &mut Rig, i: usize, vpid: u8, pages: &[u64], access: u64) -> u64 {
 #[test]
 fn translated_transfers() {
     let mut p = Pair::new();
-    // The pages are scattered on both sides, and the start is unaligned.
+    // The pages are scattered on both sides, and the start of the data is unaligned.
     let pages = |m: u64| [m + 0x3000, m + 0x1000, m + 0x7000];
     let local = map(&mut p.rig, 0, 5, &pages(p.m0), 3) + 0x800;
     let remote = map(&mut p.rig, 1, 6, &pages(p.m1), 3) + 0x123;
@@ -73,7 +73,8 @@ fn locks() {
         let number = 2 + k as u32;
         let cell = base + 4 * (6 + 256 * u64::from(number));
         let value = |p: &Pair| p.rig.nodes[1].ram.qw(cell) as i32;
-        // 0 ≤ 0: taken. 1 ≤ 0: not taken. Then released. Word 0: number, result, value afterwards.
+        // The first operation takes the lock (0 ≤ 0), the second fails (1 > 0), and the third
+        // releases it. Word 0 contains number, result and value after the operation.
         for (compare, add, result, after) in [
             (0, 1, 1u64, 1),
             (0, 1, 0, 1),
@@ -139,7 +140,8 @@ fn locks_that_do_not_exist() {
     let units = [(LockTarget::Responder, 2u8), (LockTarget::Completer, 4)];
     let mut errors = 0;
     for (at, unit) in units {
-        // Number of locks, number of VPIDs, lock memory. VPID 6 is the seventh VPID.
+        // Number of locks, number of VPIDs, address of the lock memory, number of the lock, and
+        // true if the lock exists. VPID 6 is the seventh VPID.
         for (locks, vpids, memory, number, fine) in [
             (16, 256, base, 15, true),
             (16, 256, base, 16, false),
@@ -161,7 +163,7 @@ fn locks_that_do_not_exist() {
             assert_eq!(post(&mut p, at, number), want, "{locks} {vpids} {number}");
             errors += u64::from(!fine);
             assert_eq!(count(&mut p), errors);
-            // The address of a counter is independent of the number of VPIDs.
+            // The address of a lock is independent of the number of VPIDs.
             let memory = p.rig.nodes[1].ram.get(base, 16 << 10);
             let place = 4 * (6 + 256 * (number as usize % 16));
             let set = memory.iter().position(|b| *b != 0);

@@ -1,5 +1,5 @@
-//! A NIC as root port: backdoor, device, DMA and interrupts to the borrowing host (HW §14, G20,
-//! G26).
+//! Tests of a NIC as root port: backdoor, device, DMA and interrupts to the host that borrows the
+//! device (HW §14, G20, G26).
 
 use super::borrow::*;
 use super::rig::*;
@@ -19,7 +19,7 @@ fn configuration_space_through_the_backdoor() {
     let mut b = Borrow::new();
     assert_eq!(b.cfg_read(0), 0x7E57_1CAD);
     assert_eq!(b.cfg_read(8) >> 8, 0x12_0000);
-    // BAR sizing: 1 MiB, 64 bit, memory.
+    // The written ones show the size and the type of the BAR: 1 MiB, 64-bit, memory.
     b.cfg_write(0x10, u32::MAX);
     b.cfg_write(0x14, u32::MAX);
     assert_eq!(
@@ -36,7 +36,7 @@ fn configuration_space_through_the_backdoor() {
         (b.cfg_read(msix + 4), b.cfg_read(msix + 8)),
         (TABLE_OFFSET as u32, PBA_OFFSET as u32)
     );
-    // Byte enables; extended space; other functions; type 1.
+    // The next requests use byte enables, extended space, other functions and type 1.
     b.config(CfgType::Type0, DEVICE, 0x3C, Some((0x1234_5678, 0x2)));
     assert_eq!(
         b.cfg_read(0x3C) & 0xFFFF,
@@ -58,7 +58,7 @@ fn configuration_space_through_the_backdoor() {
     let map = p::HtocToPcie(0).with_map_config_to_0(true);
     b.rig.remote_write(0, p::HTOC_TO_PCIE, map.raw());
     assert_eq!(b.config(CfgType::Type1, DEVICE, 0, None).1, 0x7E57_1CAD);
-    // The completer ID is the target of the last configuration write.
+    // The completer ID in completions is the target of the last configuration write.
     b.inject(
         Kind::CfgRead {
             ty: CfgType::Type0,
@@ -120,7 +120,7 @@ fn the_fifo_is_read_destructively() {
         assert_eq!((info(&mut b), data(&mut b)), (0, 0));
         let control = BackdoorControl(b.rig.remote_read(0, p::HTOC_TO_PCIE_BACKDOOR_CONTROL));
         assert_eq!((control.send(), control.sent_tlp_count()), (false, 2));
-        // A partial store to a read-only register must not pop an entry.
+        // A partial store to a read-only register must not remove an entry of the FIFO.
         b.inject(read, &[]);
         b.rig
             .store(0, 2, p::PCIE_TO_HTOC_BACKDOOR_INFO.0.into(), &[0; 4]);
@@ -142,7 +142,7 @@ fn what_goes_to_the_fifo_is_configured() {
         }
         .into()
     };
-    // Only completions with tag 0 are expected; others are dropped.
+    // Only completions with tag 0 are expected. Other completions are dropped.
     b.inject(read(5), &[]);
     assert_eq!(b.fetch(), None);
     assert_eq!(b.rig.nodes[1].nic.counters().drops.pcie_packet, 1);
@@ -161,14 +161,14 @@ fn what_goes_to_the_fifo_is_configured() {
     b.inject(read(5), &[]);
     assert!(b.fetch().is_some());
     assert_eq!(b.rig.nodes[1].nic.counters().events[4], 1);
-    // Counters: three requests sent, one completion stored.
+    // The counters must show three requests that were sent and one completion that was stored.
     let get = |b: &mut Borrow, at| b.rig.remote_read(0, at);
     assert_eq!(get(&mut b, p::HTOC_TO_PCIE_NP_COUNTER), 3);
     assert_eq!(
         p::ResponseCounter(get(&mut b, p::PCIE_TO_HTOC_COUNTER_RDRSP)).regfile(),
         1
     );
-    // The FIFO has room for 64 packets.
+    // The FIFO holds 64 packets.
     (0..66).for_each(|_| b.inject(read(0), &[]));
     let drop = p::RegfwdDrop(get(&mut b, p::PCIE_TO_HTOC_REGFWD_DROP));
     assert_eq!(
@@ -200,7 +200,7 @@ fn malformed_packets_go_nowhere() {
         p::ForwardCounter(b.rig.remote_read(0, p::HTOC_TO_PCIE_NP_COUNTER)).disc_pkts(),
         3
     );
-    // Surplus quadwords have no effect, nor does a length above the size of the RAM.
+    // Surplus quadwords have no effect. A length above the size of the RAM has no effect, either.
     send(&mut b, [0x0000_000F_0400_0001, 0x0100_0000, 0], 31);
     assert!(b.fetch().is_some());
 }
@@ -241,12 +241,12 @@ fn memory_through_the_window() {
             assert_eq!(b.load(MEMORY_OFFSET, 64), want);
         }
     }
-    // Many packets, split at pages and payload sizes.
+    // The load consists of many packets, which are split at pages and payload sizes.
     let want = pattern(5, 9000);
     b.rig
         .store(0, 2, window(MMIO) + MEMORY_OFFSET + 0x7F3, &want);
     assert_eq!(b.load(MEMORY_OFFSET + 0x7F3, 9000), want);
-    // The same access through the backdoor.
+    // The same memory is accessed through the backdoor.
     let span = Span::bytes(BAR + MEMORY_OFFSET + 0x7F3, 5).unwrap();
     b.inject(
         Kind::MemRead {
@@ -278,12 +278,12 @@ fn memory_through_the_window() {
         &[1, 2, 3, 4],
     );
     assert_eq!(b.reg(dev::SCRATCH), 0x0403_0201);
-    // Outside the BAR every read is answered with an error.
+    // A read outside the BAR is answered with an error.
     b.rig
         .remote_write(0, r::vpid_t_start_addr(MMIO), BAR + (1 << 20));
     assert_eq!(b.load(0, 4), [0xFF; 4]);
     b.rig.remote_write(0, r::vpid_t_start_addr(MMIO), BAR);
-    // With memory decoding off the result is the same.
+    // While memory decoding is off, every read is answered with an error.
     b.cfg_write(4, 0);
     assert_eq!(b.load(0, 4), [0xFF; 4]);
     assert_eq!(b.rig.nodes[0].nic.counters().smfu.refused, 2);
@@ -303,7 +303,7 @@ fn dma_reaches_the_borrowers_memory() {
     assert_eq!(b.dma(HOME + 0x2_0001, 0x2003, 70_000, true), 2);
     assert_eq!(b.rig.nodes[0].ram.get(BUFFER + 0x2_0001, 70_000), want);
     assert_eq!(b.dma(HOME, 0, 0, true), 2, "nothing to do");
-    // Both halves of the interval counter of node 1's SMFU count.
+    // Both halves of the interval counter in node 1's SMFU must count.
     let sent = b.rig.remote_read(0, r::interval_counter(MEMORY));
     assert!(sent as u32 > 100 && sent >> 32 > 200, "{sent:#x}");
     let forwarded = p::RequestCounter(b.rig.remote_read(0, p::PCIE_TO_HTOC_COUNTER_MEMWR));
@@ -314,8 +314,8 @@ fn dma_reaches_the_borrowers_memory() {
 fn dma_that_leads_nowhere_fails() {
     let mut b = Borrow::new();
     b.open();
-    // No HTAX interval; an SMFU interval to missing memory; an address beyond the device's memory;
-    // no bus mastering.
+    // The causes are a missing HTAX interval, an SMFU interval to missing memory, an address beyond
+    // the device's memory, and disabled bus mastering.
     assert_eq!(b.dma(0x50_0000_0000, 0, 64, false), 3);
     let memrd = p::RequestCounter(b.rig.remote_read(0, p::PCIE_TO_HTOC_COUNTER_MEMRD));
     assert_eq!(memrd.error(), 1);
@@ -333,7 +333,8 @@ fn dma_that_leads_nowhere_fails() {
     assert_eq!(b.dma(HOME, 0, 64, true), 3);
     b.cfg_write(4, 6);
     assert_eq!(b.dma(HOME, 0, 64, false), 2, "works again");
-    // Unmapped packets go to the FIFO if software enables that. The transfer then has to time out.
+    // Packets without an interval go to the FIFO if software enables that. The transfer must then
+    // time out.
     let cfg = PcieToHtocCfg(0)
         .with_regfwd_srctag0(true)
         .with_regfwd_memrd_cantmap(true);
@@ -367,7 +368,7 @@ fn msi_becomes_the_hosts_interrupt_after_the_data() {
         }
     };
     start(&mut b);
-    // Packet by packet: at the interrupt, all data have arrived.
+    // Packets are delivered one by one. When the interrupt arrives, all data must have arrived.
     while let Some(packet) = b.rig.wire.pop_front() {
         let extoll_emulator::env::Dest::Node(to) = packet.dst else {
             panic!("{packet:?}")
@@ -381,20 +382,20 @@ fn msi_becomes_the_hosts_interrupt_after_the_data() {
     assert_eq!((b.reg(dev::INT_STATUS), b.reg(dev::INT_COUNT)), (1, 1));
     b.set_reg(dev::INT_STATUS, 1);
     assert_eq!(b.reg(dev::INT_STATUS), 0);
-    // A pending reason is signalled when it becomes enabled.
+    // A pending reason raises an interrupt when the reason becomes enabled.
     b.set_reg(dev::INT_ENABLE, 0);
     b.set_reg(dev::INT_SET, 0x10);
     assert_eq!(b.rig.msis(0), 0);
     b.set_reg(dev::INT_ENABLE, 0x10);
     assert_eq!(b.rig.msis(0), 1);
-    // The mask bit of MSI keeps the interrupt pending.
+    // The mask bit of MSI makes the interrupt wait.
     let at = b.capability(5);
     b.cfg_write(at + 0x10, 1);
     b.set_reg(dev::INT_SET, 0x10);
     assert_eq!((b.rig.msis(0), b.cfg_read(at + 0x14)), (0, 1));
     b.cfg_write(at + 0x10, 0);
     assert_eq!((b.rig.msis(0), b.cfg_read(at + 0x14)), (1, 0));
-    // Without bus mastering no packet leaves.
+    // Without bus mastering, the device sends no packet.
     b.cfg_write(4, 2);
     b.set_reg(dev::INT_SET, 0x10);
     assert_eq!(b.rig.msis(0), 0);
@@ -405,7 +406,8 @@ fn msix_vectors() {
     let mut b = Borrow::new();
     b.open();
     let at = b.capability(0x11);
-    // Vectors are masked initially. Vector 2 writes to memory, where its data are visible.
+    // All vectors are masked initially. Vector 2 writes to memory, where the test can read its
+    // message.
     let entry = TABLE_OFFSET + 2 * 16;
     assert_eq!(b.reg(entry + 12), 1);
     b.set_reg(entry, (HOME + 0x40) as u32);
@@ -424,14 +426,15 @@ fn msix_vectors() {
         (b.reg(PBA_OFFSET), b.rig.nodes[0].ram.qw(BUFFER + 0x40)),
         (0, 0xCAFE_0002)
     );
-    // All vectors are masked by the function mask.
+    // The function mask masks all vectors.
     b.rig.nodes[0].ram.set_qw(BUFFER + 0x40, 0);
     b.cfg_write(at, 0xC000 << 16);
     b.set_reg(dev::INT_SET, 4);
     assert_eq!(b.reg(PBA_OFFSET), 4);
     b.cfg_write(at, 0x8000 << 16);
     assert_eq!(b.rig.nodes[0].ram.qw(BUFFER + 0x40), 0xCAFE_0002);
-    // A function-level reset clears table and configuration, but not memory.
+    // A function-level reset clears the MSI-X table and the configuration space, but not the device
+    // memory.
     b.rig.store(0, 2, window(MMIO) + MEMORY_OFFSET, &[7; 8]);
     let exp = b.capability(0x10);
     b.cfg_write(exp + 8, 0x8000);
@@ -444,7 +447,7 @@ fn msix_vectors() {
     assert!(b.rig.nodes[1].nic.is_root_port());
 }
 
-/// Accepts all packets and answers none.
+/// Device that accepts all packets and answers none.
 struct Silent;
 
 impl Endpoint for Silent {
@@ -465,7 +468,7 @@ fn a_device_that_does_not_answer() {
     b.rig.smfu_interval(0, MMIO, 1);
     let mut data = [0; 8];
     assert!(!b.rig.load(0, 2, window(MMIO), &mut data));
-    // The bridge times out before the origin does.
+    // The timeout of the bridge expires before the timeout of the origin.
     let at = b.rig.nodes[1].nic.next_deadline().unwrap();
     assert!(at < b.rig.nodes[0].nic.next_deadline().unwrap());
     b.rig.nodes[1].ram.now = at;
@@ -481,7 +484,7 @@ fn a_device_that_does_not_answer() {
         (1, 1)
     );
     assert_eq!(b.rig.nodes[1].nic.next_deadline(), None);
-    // There are 255 tags; a read without a tag fails at once.
+    // There are 255 tags. A read for which no tag is free fails at once.
     let mut data = vec![0; 512 * 256];
     assert!(!b.rig.load(0, 2, window(MMIO), &mut data));
     let c = b.rig.nodes[1].nic.counters();
@@ -492,8 +495,8 @@ fn a_device_that_does_not_answer() {
     assert!(data.iter().all(|&v| v == 0xFF));
 }
 
-/// Answers with garbage: wrong tags, too much or too little data, and its own requests to arbitrary
-/// addresses.
+/// Device that answers with garbage: wrong tags, too much or too little data, and requests to
+/// arbitrary addresses.
 struct Hostile(Rng);
 
 impl Endpoint for Hostile {

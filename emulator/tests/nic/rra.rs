@@ -1,4 +1,4 @@
-//! Access to registers of other nodes by RMA (HW §13, G19).
+//! Tests of the access to registers of other nodes by RMA (HW §13, G19).
 
 use super::rig::*;
 use super::rma::{desc, get, put, Pair, ALL, PLAIN};
@@ -13,8 +13,7 @@ const RRA: PageOptions = PageOptions {
     ..PLAIN
 };
 const NONE: NotifySpec = NotifySpec::NONE;
-/// VPID that the vendor's stack uses. It need not be open at the target, except with
-/// [`RraVpid::Open`].
+/// VPID that the vendor's software uses. With [`RraVpid::Open`], it must be open at the target.
 const VPID: u8 = 252;
 
 fn write(at: u64, value: u64) -> Operation {
@@ -25,7 +24,7 @@ fn write(at: u64, value: u64) -> Operation {
     }
 }
 
-/// Returns the error counters for commands of node 1's responder and completer.
+/// Returns the counters of command errors of node 1's responder and completer.
 fn errcmd(p: &mut Pair) -> [u64; 2] {
     let field = |p: &mut Pair, at, shift: u32| (p.rig.read(1, at) >> shift) & 0x7FFF;
     [
@@ -49,7 +48,7 @@ fn as_the_vendors_stack_does_it() {
     };
     assert_eq!(seen(&a[0]), (6, 1, 1, 0, 1));
     assert_eq!(p.rig.read(1, RegOffset(0x8050)), 1);
-    // The write has the side effects of a local access: the network-state event.
+    // The write has the side effects of a local access. It raises the event of the network state.
     assert_eq!(p.rig.snq_handle(1).len(), 1);
     let completer = NotifySpec {
         completer: true,
@@ -71,7 +70,8 @@ fn blocks_of_registers_in_every_way() {
         (true, true, 0, 5),
     ] {
         let mut p = Pair::new();
-        // Registers are never translated; the local side follows the page option.
+        // Register addresses are never translated. The page option determines whether the local
+        // address is translated.
         let gat = 0x0280_0000;
         for k in 0..2u64 {
             let page = p.m0 + 0x4000 - 0x2000 * k;
@@ -87,7 +87,8 @@ fn blocks_of_registers_in_every_way() {
             (false, _) => p.m0 + offset,
             (true, k) => p.m0 + 0x4000 - 0x2000 * k + offset % 4096,
         };
-        // 512 words of plain storage (the ATU's preload memory), from a source that crosses a page.
+        // The transfer writes 512 registers that only store values (the ATU's preload memory), from
+        // a source that crosses a page.
         let data = pattern(5, 4096);
         let from = 3001;
         for (k, byte) in (from..).zip(&data) {
@@ -117,7 +118,8 @@ fn blocks_of_registers_in_every_way() {
         let all: Vec<_> = a.iter().chain(&b).collect();
         assert!(all.iter().all(|n| n.error == 0 && n.mode.rra));
         assert!(all.iter().all(|n| n.mode.translate == local_te));
-        // Remote addresses are register offsets: 4096 bytes end in a fragment at 3968.
+        // Remote addresses are register offsets. A transfer of 4096 bytes ends in a fragment at
+        // offset 3968.
         let remote = all.iter().filter(|n| n.word0 == 0xD000 + 3968).count();
         let want = match (node, peer) {
             (_, VPID) => 0, // no queue there
@@ -150,18 +152,18 @@ fn fragments_can_notify() {
 fn side_effects_are_those_of_local_accesses() {
     let mut p = Pair::new();
     let go = |p: &mut Pair, op| p.post(RRA, &desc(1, VPID, NONE, op));
-    // The write raises a trigger event.
+    // The write of this register raises a trigger event.
     let now = wire::regs::snq::TRIGGER_NOW.0;
     go(&mut p, write(now.into(), 1 << 28));
     assert_eq!(p.rig.snq_handle(1).len(), 1);
-    // ATU commands: a flush, and a notification that writes into the target's memory.
+    // The ATU commands are a flush, and a notification that writes into the target's memory.
     p.rig.nodes[1].ram.set_qw(p.m1, 0);
     go(&mut p, write(0xC008, (1 << 60) | (3 << 18)));
     let to = p.m1;
     go(&mut p, write(0xC008, (4 << 60) | to));
     assert_eq!(p.rig.nodes[1].ram.qw(to), 1);
     assert_eq!(p.rig.read(1, RegOffset(0xC020)), (1 << 32) | 2);
-    // A read pointer with retrigger sends the missed interrupt.
+    // Writing a read pointer with the retrigger bit sends the missed interrupt.
     let irq = PageOptions { irq: true, ..PLAIN };
     for value in 0..2 {
         let op = Operation::NotificationPut { class: 0, value };
@@ -171,7 +173,7 @@ fn side_effects_are_those_of_local_accesses() {
     let rp = BqRegs(wire::ids::Unit::Rma).rp(Vpid::from(6));
     go(&mut p, write(rp.0.into(), (1 << 32) | 2));
     assert_eq!(super::velo::vectors(&p.rig.snq_handle(1)), [6]);
-    // The write opens a VPID.
+    // This write opens a VPID.
     let table = regs::vpid_table(Vpid::from(9));
     let op = Operation::NotificationPut { class: 0, value: 7 };
     p.post(PLAIN, &desc(1, 9, ALL, op));
@@ -180,7 +182,8 @@ fn side_effects_are_those_of_local_accesses() {
     go(&mut p, write(table.0.into(), regs::VPID_ENABLED));
     p.post(PLAIN, &desc(1, 9, ALL, op));
     assert_eq!(drops(&p), 1);
-    // Access rights: read-only registers keep their value, write-only registers and gaps read 0.
+    // Access rights apply: read-only registers keep their value; write-only registers and gaps read
+    // 0.
     let version = p.rig.read(1, RegOffset(0x8000));
     for at in [0x8000, 0x88] {
         go(&mut p, write(at, 0x55));
@@ -191,7 +194,7 @@ fn side_effects_are_those_of_local_accesses() {
     go(&mut p, get(8, 0xC008, to));
     go(&mut p, get(8, 0x88, to + 8));
     assert_eq!(p.rig.nodes[0].ram.get(to, 16), [0; 16]);
-    // Reading interrupt vectors does not clear them; only an SNQ program does.
+    // Remote reads of interrupt vectors do not clear them. Only reads by an SNQ program do.
     let vec = regs::int_vec(0);
     p.rig.write(1, wire::regs::snq::TRIGGER_ENABLE, 0);
     p.rig.commit(&p.q1, true);
@@ -255,8 +258,8 @@ fn what_is_not_whole_registers_is_an_error() {
     assert_eq!(p.rig.nodes[1].nic.counters().drops.translation, 0);
 }
 
-/// G19 exempts register accesses from the checks of the target VPID, but not other commands on such
-/// a page.
+/// G19 exempts register accesses from the checks of the target VPID. Other commands on a page for
+/// register access are checked.
 #[test]
 fn other_commands_are_checked_as_ever() {
     let mut p = Pair::new();
@@ -276,7 +279,7 @@ fn other_commands_are_checked_as_ever() {
     let base = p.rig.read(1, regs::LOCK_BASE);
     let cell = |p: &Pair, vpid: u64| p.rig.nodes[1].ram.qw(base + 4 * (vpid + 256)) as u32;
     assert_eq!(cell(&p, closed.into()), 0);
-    // With an open VPID they work as on other pages.
+    // If the VPID is open, these commands work as on other pages.
     for op in [lock, note] {
         p.post(RRA, &desc(1, 6, ALL, op));
     }
@@ -286,7 +289,7 @@ fn other_commands_are_checked_as_ever() {
     assert!(a.iter().chain(&b).all(|n| n.error == 0 && n.mode.rra));
 }
 
-/// G19: with [`RraVpid::Open`] the target VPID is checked like for all other commands (HW §10.7).
+/// With [`RraVpid::Open`], the target VPID is checked as for all other commands (G19, HW §10.7).
 #[test]
 fn a_chip_may_want_the_vpid_to_be_open() {
     let mut p = Pair::with_config(NicConfig {

@@ -1,5 +1,6 @@
-//! Errors in the set-up by software that the model reports: interrupt packet of the SNQ, segments
-//! and slots of queues, units and packet sizes of the RMA, classes of the SMFU.
+//! Tests of set-up errors by software that the model reports. They concern the interrupt packet of
+//! the SNQ, segments and slots of queues, units and packet sizes of the RMA, and traffic classes of
+//! the SMFU.
 
 use super::rig::*;
 use super::rma::Pair;
@@ -19,7 +20,7 @@ fn rig() -> Rig {
     Rig::probed(2, SlotSize::B128)
 }
 
-/// Sends `n` messages to VPID 9 of node 1 and pops them again.
+/// Sends `n` messages to VPID 9 of node 1, and pops them.
 fn through(rig: &mut Rig, q: &mut Queue, n: u64) {
     for k in 0..n {
         rig.velo_send(0, 7, (8 << 48) | (9 << 16) | 1, &k.to_le_bytes());
@@ -41,8 +42,8 @@ fn registers(rig: &mut Rig) -> (u64, u64, u16) {
     )
 }
 
-/// HW §7: the registers of current and next segment and of the next descriptor advance with the
-/// write pointer.
+/// The registers of the current segment, of the next segment and of the next descriptor follow the
+/// write pointer (HW §7).
 #[test]
 fn segment_registers_move_on() {
     for segments in [1, 2, 3, 5] {
@@ -76,7 +77,8 @@ fn segment_registers_against_the_page_are_found() {
     }
 }
 
-/// Descriptors are read when they are needed, so their page must keep its content and its address.
+/// The NIC reads descriptors when it needs them. Their page must therefore keep its content and its
+/// address.
 #[test]
 fn descriptors_are_read_again_in_every_round() {
     let mut r = rig();
@@ -115,7 +117,7 @@ fn units_and_packet_sizes_of_the_rma_are_checked() {
         p.rig.write(0, entry, open.raw());
         assert_eq!(found(&p.rig, 0), before + 1, "{:#x}", bad.raw());
     }
-    // Packets must not be larger than the bus allows.
+    // Packets that are larger than the bus allows are an error.
     let before = found(&p.rig, 0);
     for (write, read) in [(128, 512), (256, 256), (128, 128)] {
         let config = regs::Config::for_pcie(write, read);
@@ -131,7 +133,8 @@ fn units_and_packet_sizes_of_the_rma_are_checked() {
     assert_eq!(found(&p.rig, 0), before + 2);
 }
 
-/// HW §12: a response that waits behind a request of its class could wait for ever.
+/// Requests and responses must have different classes. Otherwise, a response that waits behind a
+/// request could wait for ever (HW §12).
 #[test]
 fn classes_of_the_smfu_have_to_differ() {
     let mut r = rig();
@@ -147,7 +150,8 @@ fn classes_of_the_smfu_have_to_differ() {
     assert_eq!(found(&r, 0), 2);
 }
 
-/// HW §3.1 step 7, §6.2: the SNQ starts after its interrupt packet and its HTAX routes were set.
+/// The SNQ must start after its interrupt packet and its HTAX routes have been set (HW §3.1 step 7,
+/// §6.2).
 #[test]
 fn interrupt_packet_and_ways_of_the_snq_are_checked() {
     let mut r = rig();
@@ -175,8 +179,8 @@ fn interrupt_packet_and_ways_of_the_snq_are_checked() {
     }
 }
 
-/// HW §7, §9.5: software clears a slot before it returns the slot. The NIC checks neither queues of
-/// user processes nor invalid queues.
+/// Software clears a slot before it returns the slot (HW §7, §9.5). The NIC checks neither queues
+/// of user processes nor invalid queues.
 #[test]
 fn slots_that_are_given_back_uncleared_are_found() {
     for (vpid, watched) in [(254, 1), (9, 0)] {
@@ -198,7 +202,8 @@ fn slots_that_are_given_back_uncleared_are_found() {
             r.commit(&q, false);
         }
         assert_eq!(slots(&r), 0);
-        // Slot 1 is returned uncleared. Slots 2, 3 and 0 are used before it is used again.
+        // Slot 1 is returned without being cleared. Slots 2, 3 and 0 are used before slot 1 is used
+        // again.
         send(&mut r, 9);
         r.write(1, rp, 2);
         for n in [3, 0, 1] {

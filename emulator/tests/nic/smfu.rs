@@ -1,5 +1,5 @@
-//! SMFU: windows, both modes, registers of other nodes, interrupts, order, timeouts, counters (HW
-//! §12, G18, G26).
+//! Tests of the SMFU: windows, both modes, registers of other nodes, interrupts, order, timeouts
+//! and counters (HW §12, G18, G26).
 
 use super::rig::*;
 use extoll_emulator::nic::{Body, NicConfig, ResetKind, SmfuMessage, ZeroMask};
@@ -12,7 +12,8 @@ const TARGET: u64 = 0x80_0000;
 const FLAG: u64 = 1 << 32;
 const ONES: [u8; 8] = [0xFF; 8];
 
-/// Creates two probed nodes. Interval 1 of node 0 leads to `TARGET` at node 1.
+/// Creates two nodes on which the probe sequence has run. Interval 1 of node 0 leads to `TARGET` at
+/// node 1.
 fn pair() -> Rig {
     let mut rig = Rig::probed(2, SlotSize::B128);
     window_to(&mut rig, 1, 1, TARGET);
@@ -57,8 +58,8 @@ fn every_size_and_alignment() {
 #[test]
 fn intervals_name_node_and_base() {
     let mut rig = Rig::probed(3, SlotSize::B128);
-    // Interval 2 has its own base. Interval 3 uses the default base. Interval 4 leads to the node
-    // itself.
+    // Interval 2 has a base of its own. Interval 3 uses the default base. Interval 4 leads to the
+    // sending node.
     window_to(&mut rig, 2, 1, 0x90_0000);
     rig.smfu_interval(0, 3, 2);
     rig.write(2, r::T_START_ADDR_DEFAULT, 0xA0_0000);
@@ -72,13 +73,13 @@ fn intervals_name_node_and_base() {
             "interval {k}"
         );
     }
-    // A load across the border of two intervals goes to two nodes.
+    // A load that crosses the border of two intervals goes to two nodes.
     rig.nodes[1].ram.put(0x90_0000 + WINDOW - 4, &[1, 2, 3, 4]);
     rig.nodes[2].ram.put(0xA0_0000, &[5, 6, 7, 8]);
     let mut data = [0; 8];
     assert!(rig.load(0, 2, window(3) - 4, &mut data));
     assert_eq!(data, [1, 2, 3, 4, 5, 6, 7, 8]);
-    // A long load is split.
+    // A long load is split into several requests.
     let want = pattern(9, 20_000);
     rig.nodes[1].ram.put(0x90_0123, &want);
     let mut data = vec![0; want.len()];
@@ -100,7 +101,7 @@ fn the_lowest_interval_wins_and_ends_are_exclusive() {
         (hit(&mut rig, start + 0xFF8), hit(&mut rig, start + 0x1000)),
         (1, 0)
     );
-    // An end whose low bits are all ones is inclusive.
+    // An end address whose low bits are all ones is inclusive.
     rig.write(0, r::interval_endaddr(1), start + 0x1FFF);
     assert_eq!(
         (hit(&mut rig, start + 0x1FF8), hit(&mut rig, start + 0x2000)),
@@ -122,7 +123,7 @@ fn the_lowest_interval_wins_and_ends_are_exclusive() {
 #[test]
 fn mask_mode() {
     let mut rig = Rig::probed(3, SlotSize::B128);
-    // The node is in bits [27:26] of the window offset, 64 MiB each.
+    // Bits [27:26] of the window offset select the node, so each node has 64 MiB.
     rig.write(0, r::ADDR_MASK, 3 << 26);
     rig.write(0, r::N_NODE_OFFSET, 26);
     for i in 0..3 {
@@ -139,11 +140,11 @@ fn mask_mode() {
         assert!(rig.load(0, 2, at, &mut data));
         assert_eq!(data, [node as u8 + 1; 8]);
     }
-    // Intervals take precedence in mask mode as well.
+    // Intervals take precedence in mask mode, too.
     window_to(&mut rig, 2, 1, TARGET);
     rig.store(0, 2, window(2), &[9; 8]);
     assert_eq!(rig.nodes[1].ram.get(TARGET, 8), [9; 8]);
-    // With mask 0 there is no target, or node 0 in the other interpretation of HW §12.
+    // With mask 0 there is no target. In the other interpretation of HW §12, the target is node 0.
     rig.write(0, r::ADDR_MASK, 0);
     rig.store(0, 2, window(5), &[4; 8]);
     assert_eq!(rig.nodes[0].nic.counters().drops.smfu_no_interval, 1);
@@ -171,17 +172,18 @@ fn registers_of_another_node() {
         0x1122_3344_5566_7788
     );
     assert_eq!((rig.remote_read(0, info::NODE) >> 24) & 0xFFFF, 1);
-    // Writes have the side effects of local accesses: network state, TE 28.
+    // Writes have the side effects of local accesses. This write changes the network state and
+    // raises TE 28.
     rig.remote_write(0, info::NW_STATE, 1);
     assert_eq!(rig.nodes[1].nic.counters().events[28], 1);
-    // Halves are merged like local accesses (G32).
+    // Writes to half of a register are merged like local accesses (G32).
     rig.store(0, 2, u64::from(info::scratchpad(5).0) + 4, &[0xAA; 4]);
     assert_eq!(rig.read(1, info::scratchpad(5)), 0xAAAA_AAAA_5566_7788);
     let mut half = [0; 4];
     assert!(rig.load(0, 2, u64::from(info::scratchpad(5).0), &mut half));
     assert_eq!(half, [0x88, 0x77, 0x66, 0x55]);
     assert_eq!(rig.nodes[1].nic.counters().odd_accesses, 2);
-    // Interval 0 selects the node at every access.
+    // The SMFU looks up the node in interval 0 at every access.
     rig.smfu_rra(0, 0);
     assert_eq!((rig.remote_read(0, info::NODE) >> 24) & 0xFFFF, 0);
 }
@@ -193,7 +195,8 @@ fn stores_to_the_interrupt_range_interrupt() {
     rig.msis(1);
     rig.store(0, 2, window(1) + 0x23, &[1; 4]);
     assert_eq!((rig.msis(1), rig.msis(0)), (1, 0));
-    // The last address of the range, and the first address behind it, where there is no memory.
+    // This covers the last address of the interrupt range, and the first address behind it, where
+    // there is no memory.
     rig.write(1, r::vpid_t_start_addr(1), 0xFD_FFFF_F000);
     rig.store(0, 2, window(1) + 0xFFC, &[1; 4]);
     assert_eq!(rig.msis(1), 1);
@@ -276,7 +279,7 @@ fn a_load_without_answer_ends_at_its_time() {
     rig.smfu_interval(0, 2, 77);
     let mut data = [0; 8];
     assert!(!rig.load(0, 2, window(2), &mut data));
-    // Read without a host access, because the host has only one load at a time.
+    // The register is read by management software, because the host has only one load at a time.
     let status = rig.with(0, |nic, env| nic.reg_peek(r::STATUS_CONTROL.0, env));
     assert!(!r::StatusControl(status).idle());
     let at = rig.nodes[0].nic.next_deadline().unwrap();
@@ -295,7 +298,7 @@ fn a_load_without_answer_ends_at_its_time() {
     assert_eq!(rig.snq_handle(0).len(), 1, "TE 12 is in the ring");
     assert_eq!((smfu(&rig, 0).timeouts, smfu(&rig, 0).outstanding), (1, 0));
     assert_eq!(rig.nodes[0].nic.next_deadline(), None);
-    // The register value is 50 µs. Its flag is cleared only by writing 1.
+    // The timeout register is set to 50 µs. Only writing 1 clears the flag in this register.
     rig.write(0, r::TIMEOUT_CONTROL, 50);
     assert_eq!(rig.read(0, r::TIMEOUT_CONTROL), FLAG | 50);
     rig.write(0, r::TIMEOUT_CONTROL, FLAG | 50);
@@ -315,7 +318,7 @@ fn a_late_answer_is_no_answer() {
     rig.tick(0);
     assert!(rig.nodes[0].nic.finish_load(&mut data));
     assert_eq!(data, ONES);
-    // The next load is in flight when the answer to the first one arrives.
+    // The next load is in flight when the answer to the first load arrives.
     rig.nodes[1].ram.put(TARGET + 8, &[6; 8]);
     assert!(!rig.load(0, 2, window(1) + 8, &mut data));
     rig.hold_wire = false;
@@ -366,7 +369,7 @@ fn what_the_target_can_not_do() {
         0,
         "a refusal is not a timeout"
     );
-    // Request for a register beyond the register file.
+    // The request is for a register beyond the end of the register file.
     let forged = |message| extoll_emulator::env::Packet {
         src: NodeId(0),
         dst: extoll_emulator::env::Dest::Node(NodeId(1)),
@@ -414,7 +417,7 @@ fn a_unit_that_is_off_does_nothing() {
         "a unit that is off does not answer"
     );
     assert_eq!(rig.nodes[1].nic.counters().drops.smfu_disabled, 1);
-    // A reset ends the load with all ones. A later response has no receiver.
+    // A reset ends the load, which returns all ones. A later response is ignored.
     rig.with(0, |nic, env| nic.reset(ResetKind::FunctionLevel, env));
     data = [0; 8];
     assert!(rig.nodes[0].nic.finish_load(&mut data));
@@ -435,7 +438,7 @@ fn the_matching_store_has_an_end() {
     let status = r::StatusControl(rig.read(0, r::STATUS_CONTROL));
     assert!(status.matching_store_empty() && !status.idle());
     assert_eq!(smfu(&rig, 0).outstanding, 512);
-    // A new load replaces the old one, whose requests still time out.
+    // A new load replaces the old load, whose requests still time out.
     assert!(rig.load(0, 0, 0x8008, &mut [0; 8]));
     rig.nodes[0].ram.now += 500_000_000;
     rig.tick(0);
@@ -445,7 +448,7 @@ fn the_matching_store_has_an_end() {
     );
 }
 
-/// A message of the host may contain 200 stores, and the host can be stopped only between messages.
+/// A message of the host may contain 200 stores. The host can be stopped only between messages.
 #[test]
 fn a_message_of_many_stores_fits_whatever_the_limit() {
     let mut rig = Rig::with_config(
@@ -484,7 +487,7 @@ fn a_network_that_takes_nothing_stops_the_host_for_a_while() {
     let store = |rig: &mut Rig, i: u64| rig.store(0, 2, window(1) + 8 * i, &[i as u8 + 1; 8]);
     (0..8).for_each(|i| store(&mut rig, i));
     assert!(!rig.nodes[0].nic.host_stalled());
-    // Stores that were already in flight from the host still fit.
+    // Stores that were already in flight from the host are still accepted.
     (8..12).for_each(|i| store(&mut rig, i));
     assert!(rig.nodes[0].nic.host_stalled() && rig.nodes[0].nic.host_waits());
     let until = rig.nodes[0].nic.next_deadline().unwrap();
@@ -527,7 +530,8 @@ fn a_load_that_waits_for_the_network_is_sent_late() {
 #[test]
 fn remote_memory_and_registers_meet_at_32_mib() {
     let mut rig = pair();
-    // Interval 5 of the HTAX ends there. An SMFU interval across the border reaches both sides.
+    // Interval 5 of the HTAX ends at 32 MiB. An SMFU interval across this border is reachable on
+    // both sides.
     let start = BAR2 + 0x200_0000 - 0x1000;
     rig.write(0, r::interval_endaddr(0), start);
     rig.write(0, r::interval_startaddr(1), start);

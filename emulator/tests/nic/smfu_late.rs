@@ -1,5 +1,5 @@
-//! Assumptions that drivers must not make: stores to the window take time, and 0 may be an address
-//! (G18, G35).
+//! Tests of assumptions that drivers must not make about the SMFU: stores to the window take time,
+//! and 0 may be an address (G18, G35).
 
 use super::borrow::*;
 use super::rig::*;
@@ -34,20 +34,20 @@ fn pass(rig: &mut Rig, ns: u64) {
     rig.tick(0);
 }
 
-/// A register write passes earlier stores. A store in flight uses the interval as it is when the
-/// store arrives.
+/// A register write may pass earlier stores to the window. The target of a store depends on the
+/// interval when the store arrives at the SMFU.
 #[test]
 fn register_writes_pass_stores_to_the_window() {
     let mut rig = late();
     rig.store(0, 2, window(1), &[5; 8]);
     assert_eq!(rig.nodes[1].ram.get(TARGET, 8), [0; 8]);
-    // A register read does not push them.
+    // A register read does not push the stores.
     rig.read(0, r::ADDR_MASK);
     rig.write(0, r::interval_control(1), 0);
     pass(&mut rig, LATE_NS);
     assert_eq!(rig.nodes[1].ram.get(TARGET, 8), [0; 8], "the store is lost");
     assert_eq!(rig.nodes[0].nic.counters().drops.smfu_no_interval, 1);
-    // Without a change the store arrives.
+    // If the interval does not change, the store arrives.
     let mut rig = late();
     rig.store(0, 2, window(1), &[5; 8]);
     pass(&mut rig, LATE_NS - 1);
@@ -56,8 +56,8 @@ fn register_writes_pass_stores_to_the_window() {
     assert_eq!(rig.nodes[1].ram.get(TARGET, 8), [5; 8]);
 }
 
-/// A load through the same interval waits for the stores, and fails normally if the interval has no
-/// target by then.
+/// A load through an interval waits for the earlier stores. If the interval has no target by then,
+/// the load fails normally.
 #[test]
 fn loads_wait_behind_stores_to_the_window() {
     let mut rig = late();
@@ -111,8 +111,8 @@ fn fetch(b: &mut Borrow, config: Config) -> (Status, u32) {
     (completion.status, config.value(completion.value))
 }
 
-/// A driver's sequence gives the same result with either behaviour of the FIFO's registers, even
-/// after an aborted sequence.
+/// A driver's sequence has an equal result with both behaviours of the FIFO's registers, even after
+/// an aborted sequence.
 #[test]
 fn a_backdoor_sequence_works_with_either_fifo() {
     for how in [BackdoorInfoRead::Pop, BackdoorInfoRead::Peek] {
@@ -138,7 +138,7 @@ fn a_backdoor_sequence_works_with_either_fifo() {
             backdoor::info(b.rig.remote_read(0, p::PCIE_TO_HTOC_BACKDOOR_INFO)),
             Info::Empty
         );
-        // The sequence is aborted after one quadword. Then the FIFO is emptied like in the driver.
+        // The sequence is aborted after one quadword. Then the FIFO is emptied as the driver does.
         for (register, value) in backdoor::send(&config(0, 4).read(), &[]).unwrap() {
             b.rig.remote_write(0, register, value);
         }
@@ -160,7 +160,7 @@ fn a_backdoor_sequence_works_with_either_fifo() {
     }
 }
 
-/// A burst of stores stops the host as soon as the limit is exceeded, and all stores arrive.
+/// A burst of stores stops the host as soon as the limit is exceeded. All stores arrive.
 #[test]
 fn a_burst_on_its_way_stops_the_host_and_is_complete() {
     let mut rig = pair(NicConfig {
@@ -173,10 +173,10 @@ fn a_burst_on_its_way_stops_the_host_and_is_complete() {
         assert!(!rig.nodes[0].nic.host_stalled());
         store(&mut rig, i);
     }
-    // Stores that the host has already sent still fit.
+    // Stores that the host has already sent are still accepted.
     (8..207).for_each(|i| store(&mut rig, i));
     assert!(rig.nodes[0].nic.host_stalled());
-    // The network accepts no packets while the stores become due.
+    // The network accepts no packets when the stores become due.
     rig.credit = 0;
     pass(&mut rig, LATE_NS);
     assert!(rig.nodes[0].nic.host_stalled());

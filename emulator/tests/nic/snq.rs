@@ -1,4 +1,4 @@
-//! System notification queue: programs, ring, watermark, interrupts.
+//! Tests of the system notification queue: programs, ring, watermark and interrupts.
 
 use super::rig::*;
 use extoll_emulator::nic::{NicConfig, SnqRestart, Te};
@@ -11,7 +11,7 @@ fn fire(rig: &mut Rig, event: TriggerEvent) {
     rig.write(0, regs::TRIGGER_NOW, 1 << event.number());
 }
 
-/// Writes one instruction.
+/// Writes an instruction at address `pc` of the program memory.
 fn instruction(rig: &mut Rig, pc: u32, i: Instruction) {
     rig.write(0, regs::program_ram(pc), i.encode());
 }
@@ -32,7 +32,7 @@ fn read_op(next: u8, slot: u8, len: u8, addr: u32, emit: Option<u8>) -> Instruct
 fn every_event_records_its_registers() {
     let mut rig = Rig::probed(1, SlotSize::B128);
     rig.write(0, regs::TRIGGER_ENABLE, 0xFFFF_FFFF);
-    // Scratchpads and writable registers get recognisable values.
+    // Scratchpads and writable registers are set to recognisable values.
     for row in &TABLE {
         for at in row.registers {
             if !matches!(at.0, 0x8028 | 0x8080 | 0x8050) {
@@ -71,8 +71,8 @@ fn every_event_records_its_registers() {
 
 #[test]
 fn vendor_layout_of_the_velo_vector() {
-    // The vendor's program for TE 23: three chained reads from address 89 on, then opcode 6 at 92
-    // (HW §6.5).
+    // The vendor's program for TE 23 has three chained reads from address 89 on, then opcode 6 at
+    // address 92 (HW §6.5).
     let mut rig = Rig::probed(1, SlotSize::B128);
     let at = 0x120_0020;
     instruction(&mut rig, 23, read_op(89, 0, 1, at, None));
@@ -116,7 +116,7 @@ fn interrupts_and_entries_over_many_laps() {
             rig.write(0, RegOffset(0x8050), raised);
         }
         assert_eq!(rig.msis(0), 1, "one interrupt per arming");
-        // Consume all but a few, twice.
+        // Pops all entries except a few, twice.
         let keep = rng.below(burst);
         for _ in keep..burst {
             let e = rig.snq_take(0).expect("entry");
@@ -149,7 +149,7 @@ fn spurious_arming_is_harmless() {
     fire(&mut rig, Te::GpioIrq);
     assert_eq!(rig.msis(0), 1);
     assert_eq!(rig.snq_handle(0).len(), 1);
-    // Disarmed: entries are written without interrupts.
+    // While the interrupt is disarmed, entries are written without interrupts.
     rig.write(0, regs::IRQ_WATERMARK, 0);
     fire(&mut rig, Te::GpioIrq);
     assert_eq!(rig.msis(0), 0);
@@ -175,7 +175,7 @@ fn full_ring_holds_events_and_programs() {
     for _ in 0..3 {
         fire(&mut rig, Te::GpioIrq);
     }
-    // 3 of 4 entries are usable. An event with two entries needs two free ones.
+    // Only 3 of 4 entries can be used. An event with two entries needs two free entries.
     fire(&mut rig, Te::PcieBridgeError);
     fire(&mut rig, Te::TimerInterrupt);
     fire(&mut rig, Te::TimerInterrupt);
@@ -222,7 +222,7 @@ fn lowest_event_first_and_disabled_ones_wait() {
     rig.write(0, regs::TRIGGER_ENABLE, TriggerMask::DEFAULT.raw());
     let pcs: Vec<_> = rig.snq_handle(0).iter().map(|e| e.header.pc()).collect();
     assert_eq!(pcs, [7, 8, 28]);
-    // `trigger_now` has no effect for disabled events.
+    // `trigger_now` does not raise disabled events.
     rig.write(0, regs::TRIGGER_ENABLE, 0);
     fire(&mut rig, Te::GpioIrq);
     rig.write(0, regs::TRIGGER_ENABLE, TriggerMask::DEFAULT.raw());
@@ -258,7 +258,7 @@ fn restart_begins_a_first_lap() {
         }
         rig.write(0, regs::EXECUTE, 0);
         assert_eq!(rig.read(0, regs::QUEUE_WPLT), wp);
-        // An event that was pending while the SNQ was stopped is dropped at the start.
+        // An event that was pending while the SNQ was stopped is dropped when the SNQ starts.
         rig.with(0, |nic, env| nic.raise_event(Te::GpioIrq, env));
         rig.start_snq(0, 256);
         rig.msis(0);
@@ -318,7 +318,7 @@ fn broken_programs_end_with_a_diagnostic() {
             "{text}"
         );
     }
-    // An emitting loop fills the ring and stops there.
+    // A loop that writes entries fills the ring and stops there.
     rig.write(
         0,
         regs::program_ram(8),

@@ -1,4 +1,4 @@
-//! VELO messages: formats, identity, protection, interrupts, assembly, retry.
+//! Tests of VELO messages: formats, identity, protection, interrupts, assembly and retry.
 
 use super::rig::*;
 use extoll_emulator::nic::{Faults, IrqMissed, NicConfig};
@@ -31,8 +31,8 @@ fn drops(rig: &Rig, i: usize) -> extoll_emulator::nic::Drops {
 fn every_length_arrives_in_both_slot_sizes() {
     for slots in [SlotSize::B64, SlotSize::B128] {
         let mut rig = Rig::probed(2, slots);
-        // 50 slots in 5 segments, so that all message sizes meet the ends of segments and of the
-        // ring.
+        // The mailbox has 50 slots in 5 segments, so that messages of all sizes cross the ends of
+        // segments and of the ring.
         let mut q = rig.open_velo(1, 9, slots, 5, 10);
         for round in 0..3 {
             for len in 1..=120usize {
@@ -67,7 +67,7 @@ fn every_length_arrives_in_both_slot_sizes() {
 
 #[test]
 fn slot_layout_and_status_word() {
-    // The RTS message of the Ethernet protocol, word by word.
+    // Checks an RTS message of the Ethernet protocol, word by word.
     let mut rig = Rig::probed(3, SlotSize::B128);
     let q = rig.open_velo(2, 254, SlotSize::B128, 1, 32);
     rig.nodes[2].ram.put(q.addr(0), &[0xEE; 128]);
@@ -108,7 +108,7 @@ fn multicast_reaches_the_others() {
             assert_eq!(data, pattern(5, 42));
         }
     }
-    // There are only 64 groups.
+    // The group number is invalid, because there are only 64 groups.
     rig.velo_send(2, 254, 0x002A_0007_80FE_0040, &pattern(5, 42));
     assert_eq!(drops(&rig, 2).velo_bad_descriptor, 1);
 }
@@ -117,7 +117,8 @@ fn multicast_reaches_the_others() {
 fn loop_back_and_forged_identity() {
     let mut rig = Rig::probed(1, SlotSize::B128);
     let mut q = rig.open_velo(0, 5, SlotSize::B128, 1, 16);
-    // The tables determine the source, whatever node and VPID the page belongs to.
+    // The source comes from the tables. It does not depend on the node and the VPID that own the
+    // page.
     rig.write(0, regs::node_vpid_prot_desc(Vpid::from(6)), 0x22_1111_0000);
     send(&mut rig, 0, 6, to(0, 5, 4), &[1, 2, 3, 4]);
     let (status, _) = rig.velo_take(&mut q).expect("message");
@@ -146,7 +147,7 @@ fn protection_and_disabled_mailboxes() {
     );
     send(&mut rig, 0, 6, to(1, 5, 1), &[2]);
     assert!(rig.velo_take(&mut q).is_some());
-    // A disabled VPID, and one that does not exist.
+    // One destination VPID is disabled, the other does not exist.
     send(&mut rig, 0, 6, to(1, 4, 1), &[3]);
     rig.velo_send(0, 6, (1 << 48) | (0x105 << 16) | 1, &[4]);
     assert_eq!(drops(&rig, 1).vpid_disabled, 2);
@@ -154,16 +155,16 @@ fn protection_and_disabled_mailboxes() {
     let debug = rig.read(1, regs::DEBUG_1);
     assert_eq!((debug >> 32) & 0xFF_FFFF, 3);
     assert_eq!(debug & 0xFFFF_FFFF, 0x0506_0000);
-    // An enabled VPID without a queue.
+    // This destination VPID is enabled, but has no queue.
     rig.write(1, regs::comp_prot_desc(Vpid::from(8)), 1 << 17);
     rig.write(0, regs::node_vpid_prot_desc(Vpid::from(6)), 6 << 32);
     send(&mut rig, 0, 6, to(1, 8, 1), &[5]);
     assert_eq!(drops(&rig, 1).queue_invalid, 1);
-    // Each dropped message raised TE 24.
+    // Each dropped message has raised TE 24.
     assert_eq!(rig.nodes[1].nic.counters().events[24], 3);
     let e = rig.snq_handle(1);
     assert!(e.iter().all(|e| e.header.pc() == 24));
-    // The engine is off.
+    // The queue engine is off.
     rig.write(1, RegOffset(0xC0_0000), 0);
     rig.write(1, expect, 1 << 17);
     send(&mut rig, 0, 6, to(1, 5, 1), &[6]);
@@ -197,21 +198,21 @@ fn interrupts_are_masked_until_retriggered() {
     }
     assert_eq!(rig.msis(1), 1);
     assert_eq!(vectors(&rig.snq_handle(1)), [200], "masked after the first");
-    // Moving the read pointer does not arm the interrupt.
+    // Writing the read pointer does not arm the interrupt.
     while rig.velo_take(&mut q).is_some() {}
     rig.commit(&q, false);
     send(&mut rig, 0, 1, irq, &[2; 8]);
     assert_eq!(vectors(&rig.snq_handle(1)), [] as [u16; 0]);
-    // A retrigger sends the remembered interrupt immediately.
+    // Arming sends the recorded interrupt immediately.
     rig.msis(1);
     rig.commit(&q, true);
     assert_eq!(rig.msis(1), 1);
     assert_eq!(vectors(&rig.snq_handle(1)), [200]);
-    // No interrupt is remembered now.
+    // No interrupt is recorded now.
     assert!(rig.velo_take(&mut q).is_some());
     rig.commit(&q, true);
     assert_eq!(rig.snq_handle(1).len(), 0);
-    // Two VPIDs before the program can run: one entry for both.
+    // Two VPIDs raise an interrupt before the program can run. One entry reports both.
     rig.write(1, wire::regs::snq::TRIGGER_ENABLE, 0);
     send(&mut rig, 0, 1, irq, &[3; 8]);
     send(
@@ -233,20 +234,20 @@ fn interrupts_are_masked_until_retriggered() {
     let e = rig.snq_handle(1);
     assert_eq!((e.len(), vectors(&e)), (1, vec![3, 200]));
     assert_eq!(rig.read(1, regs::int_vec(3)), 0);
-    // The register form of the retrigger.
+    // The VPID is armed through the register.
     send(&mut rig, 0, 1, irq, &[4; 8]);
     assert_eq!(rig.read(1, regs::int_retrig_vec(3)), 0);
     rig.write(1, regs::int_retrig_vec(3), 1 << (200 - 192));
     assert_eq!(vectors(&rig.snq_handle(1)), [200]);
     assert!(rig.velo_take(&mut other).is_some());
-    // Destroying the queue clears its flags.
+    // Removing the queue clears the interrupt flags of its VPID.
     send(&mut rig, 0, 1, irq, &[5; 8]);
     rig.write(1, RegOffset(0xC0_1800 + 8 * 200), 0);
     rig.write(1, regs::int_retrig_vec(3), 1 << (200 - 192));
     assert_eq!(rig.snq_handle(1).len(), 0);
 }
 
-/// G7: a chip that drops interrupts of a masked VPID.
+/// G7 allows a chip that drops interrupts of a masked VPID.
 #[test]
 fn a_masked_interrupt_may_be_forgotten() {
     let mut rig = Rig::with_config(
@@ -304,7 +305,7 @@ fn stores_in_any_order_and_split_make_one_message() {
         }
         while !pieces.is_empty() {
             let (at, n) = pieces.swap_remove(rng.below(pieces.len() as u64) as usize);
-            // Offset bits [11:7] are ignored.
+            // The requester ignores bits [11:7] of the offset.
             let page = 128 * rng.below(32);
             torn += u64::from(at % 8 != 0 || n % 8 != 0);
             misplaced += u64::from(page != 0);
@@ -318,8 +319,8 @@ fn stores_in_any_order_and_split_make_one_message() {
         );
         rig.commit(&q, false);
     }
-    // All stores were executed, but two kinds are reported (G8): stores beyond the first 128 bytes,
-    // and stores that are not whole quadwords.
+    // All stores were executed, but two kinds are reported: stores beyond the first 128 bytes of a
+    // page (G8), and stores that are not whole quadwords.
     let c = rig.nodes[0].nic.counters();
     assert_eq!((c.wc_not_aligned, c.wc_misplaced), (torn, misplaced));
     assert_eq!(c.events[22], torn);
@@ -358,7 +359,7 @@ fn assembly_errors_are_counted() {
     }
     assert_eq!(rig.read(0, wcbuf::velo::ERRORS0), (7 << 56) | (3 << 32));
     assert_eq!(drops(&rig, 0).velo_bad_descriptor, 3);
-    // A new descriptor before the message is complete.
+    // A new descriptor is stored before the message is complete.
     rig.velo_send(0, 7, to(0, 9, 16).encode().expect("descriptor"), &[1; 8]);
     rig.velo_send(0, 7, to(0, 9, 8).encode().expect("descriptor"), &[2; 8]);
     assert_eq!(rig.velo_take(&mut q).expect("message").1, [2; 8]);
@@ -366,7 +367,7 @@ fn assembly_errors_are_counted() {
         rig.read(0, wcbuf::velo::ERRORS0) & 0xFFFF_FFFF,
         (7 << 24) | 1
     );
-    // Words beyond the message.
+    // Words behind the end of the message are stored.
     rig.store(0, 0, 0x0200_0000 + 7 * 4096 + 24, &[9; 8]);
     rig.velo_send(0, 7, to(0, 9, 8).encode().expect("descriptor"), &[3; 8]);
     rig.store(0, 0, 0x0200_0000 + 7 * 4096 + 24, &[9; 8]);
@@ -402,7 +403,7 @@ fn committed_count_follows_each_message() {
         assert!(rig.velo_take(&mut q).is_some());
         rig.commit(&q, false);
     }
-    // Software writes the state back when it opens a VPID, and sets the count.
+    // Software writes the state back when it opens a VPID. The write sets the count.
     let at = wcbuf::velo::state(Vpid::from(7));
     let opened = rig.read(0, at) & 0x00FF_FFFF_FF00_0000;
     rig.write(0, at, opened);
@@ -509,7 +510,7 @@ fn stuck_buffers_keep_what_is_sent() {
     assert_eq!((s.committed_count(), s.retry()), (0, false));
     assert!(!s.is_idle(), "a kept descriptor is visible");
     assert!(rig.velo_take(&mut q).is_none());
-    // Opening a port drops the descriptors that its buffer keeps.
+    // Opening a port drops the descriptors that a stuck buffer keeps.
     let at = wcbuf::velo::state(Vpid::from(8));
     rig.write(0, at, 0);
     assert!(state(&mut rig, 8).is_idle());
@@ -545,14 +546,14 @@ fn retry_when_the_destination_is_congested() {
     for n in 0..10u64 {
         send(&mut rig, 0, 7, to(1, 9, 8), &n.to_le_bytes());
     }
-    // 3 messages are stored, 4 on hold, the others are refused.
+    // Three messages are stored and four are on hold. The others are rejected.
     let s = state(&mut rig, 7);
     assert_eq!(
         (s.committed_count(), s.retry(), s.retry_count()),
         (7, true, 3)
     );
     assert_eq!(rig.nodes[1].nic.counters().velo.holding, 4);
-    // Clearing without progress leads to another `retry`. After the receiver has caught up,
+    // If `retry` is cleared without progress, it is set again. After the receiver has caught up,
     // descriptors are accepted.
     rig.write(0, wcbuf::velo::state(Vpid::from(7)), s.cleared().raw());
     send(&mut rig, 0, 7, to(1, 9, 8), &7u64.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Mailboxes that are full, closed or inconsistent; back-pressure of the network.
+//! Tests of mailboxes that are full, closed or inconsistent, and of back-pressure of the network.
 
 use super::rig::*;
 use super::velo::send;
@@ -101,7 +101,7 @@ fn a_message_needs_all_its_slots() {
         assert!(rig.velo_take(&mut q).is_none());
         rig.commit(&q, false);
     }
-    // A mailbox that is too small for a message drops it instead of holding it for ever.
+    // If a mailbox is too small for a message, the message is dropped. It is not held for ever.
     let mut small = rig.open_velo(1, 10, SlotSize::B64, 1, 3);
     send(&mut rig, 0, 7, to(10, 120), &pattern(0, 120));
     send(&mut rig, 0, 7, to(10, 8), &[1; 8]);
@@ -162,8 +162,9 @@ fn closing_a_queue_frees_the_unit() {
     }
 }
 
-/// Messages for a closed queue stay on hold, and other messages wait behind them until the timeout.
-/// If software drains the queue before it disables the VPID, no message is delayed.
+/// With `hold-closed` = `keep`, messages for a closed queue stay on hold, and other messages wait
+/// behind them until the timeout. If software drains the queue before it disables the VPID, no
+/// message is delayed.
 #[test]
 fn what_waits_for_a_closed_queue_may_stay() {
     for drained in [false, true] {
@@ -194,7 +195,7 @@ fn what_waits_for_a_closed_queue_may_stay() {
         assert_eq!(c.velo.holding, if drained { 0 } else { 4 });
         assert_eq!(c.drops.hold_closed, 0);
         assert_eq!(take_all(&mut rig, &mut b).len(), usize::from(drained));
-        // The next owner receives none of these messages.
+        // The next owner of the VPID receives none of these messages.
         let mut heir = rig.open_velo(1, 9, SlotSize::B128, 1, 4);
         assert!(take_all(&mut rig, &mut heir).is_empty());
         assert_eq!(rig.nodes[1].nic.counters().velo.holding, 0);
@@ -234,8 +235,8 @@ fn hold_limit_and_time() {
     assert_eq!(take_all(&mut r, &mut q), [0]);
 }
 
-/// HW §9.3, §10.7: without the enable bit a full queue holds for ever, with it for the programmed
-/// number of units (G10).
+/// Without the enable bit of the timeout register, messages for a full queue stay on hold for ever.
+/// With the bit, they stay for the programmed number of units (HW §9.3, §10.7, G10).
 #[test]
 fn the_time_out_registers_say_how_long_full_queues_hold() {
     const UNIT: u64 = 1000;
@@ -270,14 +271,14 @@ fn the_time_out_registers_say_how_long_full_queues_hold() {
         (general & 4, (general >> 4) & 0xFF, general >> 12),
         (4, 9, 2)
     );
-    // While the queue stays full, new messages for it are dropped without a wait. Other queues work
+    // While the queue stays full, new messages for it are dropped at once. Other queues work
     // normally.
     numbers(&mut r, 9, 5..7);
     numbers(&mut r, 10, 0..1);
     assert_eq!((drops(&r), events(&r)), (4, 1));
     assert_eq!(r.nodes[1].nic.next_deadline(), None);
     assert_eq!(take_all(&mut r, &mut other), [0]);
-    // After a slot was returned, the queue holds messages again.
+    // After software has returned a slot, messages for the queue are held again.
     assert_eq!(take_all(&mut r, &mut q), [0, 1, 2]);
     r.commit(&q, false);
     numbers(&mut r, 9, 7..11);
@@ -287,8 +288,8 @@ fn the_time_out_registers_say_how_long_full_queues_hold() {
     assert_eq!(take_all(&mut r, &mut q), [10]);
 }
 
-/// HW §9.6: the timeout applies to queues without progress, not to messages that waited long behind
-/// others.
+/// The timeout applies to queues that make no progress, not to messages that waited for long behind
+/// other messages (HW §9.6).
 #[test]
 fn a_queue_that_moves_is_not_timed_out() {
     const UNIT: u64 = 1000;
@@ -320,8 +321,9 @@ fn a_queue_that_moves_is_not_timed_out() {
     }
 }
 
-/// G10: a unit holds a limited number of bytes. Then it accepts no more packets from the network
-/// (HW §9.6), for any VPID, until slots are free or the timeout expires. Other units continue.
+/// A unit holds a limited number of bytes (G10). Above the limit it accepts no more packets from
+/// the network (HW §9.6), for any VPID, until slots are free or the timeout expires. Other units
+/// continue.
 #[test]
 fn a_unit_that_holds_enough_takes_no_more() {
     use extoll_emulator::lane::Lane;
@@ -387,7 +389,7 @@ fn queues_full_with_a_few_slots() {
         ..Faults::default()
     };
     rig.with(1, |nic, env| nic.set_faults(faults, env));
-    // Messages go round the ring more than once.
+    // The write pointer wraps more than once during the loop.
     let mut got = Vec::new();
     for start in [0, 10, 20] {
         numbers(&mut rig, 9, start..start + 10);
@@ -422,18 +424,20 @@ fn lost_writes_leave_holes() {
     let status = |rig: &Rig, slot: u32| rig.nodes[1].ram.qw(q.addr(slot) + 56);
     let seen: Vec<bool> = (0..5).map(|s| status(&rig, s) != 0).collect();
     assert_eq!(seen, [false, false, true, true, false]);
-    // The pointer passed the holes, and the fault has ended.
+    // The write pointer has passed the holes, and the fault has ended.
     let pointers = BqRegs(Unit::Velo).wp_lwp_dcq_rp(Vpid::from(9));
     assert_eq!(rig.read(1, pointers) >> 32, 4);
     assert_eq!(rig.nodes[1].nic.config().faults, Faults::default());
     assert_eq!(rig.nodes[1].nic.counters().drops.lost_write, 2);
-    // One slot of a message of three slots. Messages without that slot are not affected.
+    // The fault loses one slot of a message of three slots. It does not affect messages without
+    // that slot.
     rig.with(1, |nic, env| nic.set_faults(lose(Some(1), 1), env));
     send(&mut rig, 0, 7, to(9, 8), &[1; 8]);
     send(&mut rig, 0, 7, to(9, 120), &[2; 120]);
     let seen: Vec<bool> = (4..9).map(|s| status(&rig, s) != 0).collect();
     assert_eq!(seen, [true, true, false, true, false]);
-    // A write that fails without an injected loss is posted, too.
+    // A write that fails is posted like a write that an injected fault loses, so the pointer
+    // advances, too.
     let faults = Faults {
         dma_fault_every: Some(1),
         ..Faults::default()
@@ -457,7 +461,7 @@ fn network_without_credit_makes_the_requester_wait_then_retry() {
     rig.credit = 0;
     numbers(&mut rig, 9, 0..10);
     assert!(rig.nodes[0].nic.tx_waiting());
-    // Waiting messages are not accepted yet (HW §8).
+    // Messages that wait for the network do not count as accepted (HW §8).
     let state = |rig: &mut Rig| {
         let at = wire::regs::wcbuf::velo::state(Vpid::from(7));
         wire::wcbuf::State(rig.read(0, at))
@@ -486,7 +490,7 @@ fn nothing_overtakes_what_waits_for_credit() {
     numbers(&mut rig, 9, 0..3);
     rig.hold_wire = true;
     rig.credit = u64::MAX;
-    // The message is complete with one store, so the first three still wait when it is executed.
+    // One store completes the message, so the first three messages still wait when it is executed.
     let mut message = to(9, 8)
         .encode()
         .expect("descriptor")
@@ -496,8 +500,8 @@ fn nothing_overtakes_what_waits_for_credit() {
     rig.store(0, 0, 0x220_0000 + 7 * 4096, &message);
     rig.pump();
     assert_eq!(take_all(&mut rig, &mut q), [0, 1, 2, 3]);
-    // A message of the same VPID in another class does not overtake either (HW §9.1), and delays no
-    // other VPID in its lane.
+    // A message of this VPID in another class does not overtake the waiting messages (HW §9.1). It
+    // does not delay other VPIDs in its lane.
     rig.credit = 0;
     rig.hold_wire = false;
     numbers(&mut rig, 9, 4..6);
@@ -521,7 +525,7 @@ fn layout_mistakes_are_reported_not_followed() {
     rig.write(1, velo_bq::ub(Vpid::from(2)), 99);
     numbers(&mut rig, 2, 0..9);
     assert_eq!(take_all(&mut rig, &mut q).len(), 8);
-    // Descriptor page outside memory; too many segments.
+    // The descriptor page is outside memory. After that, the queue has too many segments.
     rig.open_velo(1, 3, SlotSize::B128, 2, 4);
     rig.write(
         1,
@@ -532,7 +536,7 @@ fn layout_mistakes_are_reported_not_followed() {
     rig.write(1, velo_bq::dcq_base_dcq_ub(Vpid::from(3)), 0xFFFF);
     numbers(&mut rig, 3, 0..1);
     assert_eq!(rig.nodes[1].nic.counters().drops.queue_bad, 4);
-    // The segment is outside memory: the message is lost, but the queue stays usable.
+    // The segment is outside memory. The message is lost, but the queue stays usable.
     rig.open_velo(1, 4, SlotSize::B128, 1, 4);
     let c = velo_bq::c_base_size_valid(Vpid::from(4));
     let good = rig.read(1, c);
@@ -546,8 +550,8 @@ fn layout_mistakes_are_reported_not_followed() {
 
 #[test]
 fn read_pointer_may_jump() {
-    // The vendor's RMA queues write the index within the segment, so any value must be accepted (HW
-    // §9.5).
+    // Any value of the read pointer must be accepted, because the vendor's RMA queues write the
+    // index within the segment (HW §9.5).
     let mut rig = rig(NicConfig::default(), SlotSize::B128);
     let mut q = rig.open_velo(1, 9, SlotSize::B128, 4, 4);
     let mut rng = Rng(5);
@@ -559,7 +563,7 @@ fn read_pointer_may_jump() {
         } else {
             u64::from(q.read % 4)
         };
-        // An index that makes the queue look full delays messages; the next index releases them.
+        // An index that makes the queue look full delays messages. The next index releases them.
         rig.write(1, velo_bq::rp(Vpid::from(9)), rp);
         rig.commit(&q, false);
     }

@@ -1,4 +1,4 @@
-//! A host with a drive: memory, and the first steps of a driver.
+//! A host with a drive for tests: memory, and the first steps of a driver.
 
 use extoll_emulator::endpoint::nvme::{command as c, regs};
 use extoll_emulator::endpoint::{DeviceConfig, Disk, Endpoint, Link, Nvme, PciePacket};
@@ -10,22 +10,22 @@ pub const BAR: u64 = 0xE000_0000;
 /// Address of the host's memory on the drive's bus.
 pub const RAM: u64 = 0x1000_0000;
 pub const RAM_BYTES: usize = 1 << 20;
-/// Address of interrupts.
+/// Address to which the drive writes its MSI messages.
 pub const MSI: u64 = 0x2000_0000;
 /// An unmapped address.
 pub const NOWHERE: u64 = 0x7000_0000;
 pub const DISK_MIB: u64 = 1;
 
-/// Addresses of the test's queues (`QUEUE_BYTES` each), page lists and data.
+/// Address of the test's queues. Each queue occupies `QUEUE_BYTES` bytes.
 const QUEUES: u64 = RAM;
 const QUEUE_BYTES: u64 = 0x4000;
 pub const LIST: u64 = RAM + 0x3_0000;
 pub const DATA: u64 = RAM + 0x4_0000;
 
-/// Entries of the test's queues.
+/// Number of entries of each of the test's queues.
 pub const ENTRIES: u32 = 8;
 
-/// A pair of queues.
+/// A submission queue and its completion queue, as the driver sees them.
 #[derive(Clone, Copy)]
 pub struct Pair {
     pub number: u16,
@@ -54,7 +54,7 @@ pub struct Said {
     pub head: u16,
 }
 
-/// A command: opcode, namespace, pointers, dwords 10 to 12.
+/// A command: opcode, namespace, pointers, and dwords 10 to 12.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Ask {
     pub opcode: u8,
@@ -72,21 +72,21 @@ pub struct Host {
     pub now: u64,
     /// Number of packets that the link accepts in each call.
     pub credits: usize,
-    /// True keeps answers to reads until [`Host::release`].
+    /// True to keep answers to reads until [`Host::release`] is called.
     pub hold: bool,
     answers: VecDeque<PciePacket>,
     out: VecDeque<PciePacket>,
     loads: VecDeque<PciePacket>,
-    /// Data words of interrupts.
+    /// Data words of the interrupts that the drive sent.
     pub interrupts: Vec<u32>,
-    /// Number of stores to unmapped addresses.
+    /// Number of stores of the drive to unmapped addresses.
     pub lost: u32,
     pub pairs: Vec<Pair>,
 }
 
 impl Host {
-    /// Creates a host with the drive as a driver finds it: BAR set, memory decoding and bus
-    /// mastering enabled.
+    /// Creates a host with a drive in the state in which a driver finds it: the BAR is set, and
+    /// memory decoding and bus mastering are enabled.
     pub fn new() -> Self {
         let disk = Disk::new(DISK_MIB);
         let mut h = Self {
@@ -111,7 +111,7 @@ impl Host {
         self.cfg_write(0x10, BAR as u32);
         self.cfg_write(0x14, 0);
         self.cfg_write(0x04, 6);
-        // MSI-X: vector k stores k.
+        // MSI-X vector k stores the value k.
         for k in 0..4 {
             let entry = regs::TABLE + 16 * k;
             self.write(entry, MSI as u32);
@@ -142,7 +142,7 @@ impl Host {
         (at + len <= self.ram.len()).then_some(at..at + len)
     }
 
-    /// Handles all packets that the drive sends, and lets it continue.
+    /// Processes all packets that the drive sends, and lets the drive continue.
     fn pump(&mut self) {
         for _ in 0..1_000_000 {
             if let Some(packet) = self.out.pop_front() {
@@ -191,18 +191,18 @@ impl Host {
         }
     }
 
-    /// Delivers kept answers.
+    /// Delivers all kept answers to the drive.
     pub fn release(&mut self) {
         self.hold = false;
         self.pump();
     }
 
-    /// Drops kept answers.
+    /// Drops all kept answers.
     pub fn lose(&mut self) {
         self.answers.clear();
     }
 
-    /// Delivers one kept answer. Returns false if there was none.
+    /// Delivers one kept answer to the drive. Returns false if there was none.
     pub fn release_one(&mut self) -> bool {
         let answer = self.answers.pop_front();
         answer.map(|answer| self.send(answer)).is_some()
@@ -246,7 +246,7 @@ impl Host {
         panic!("no capability {id:#x}");
     }
 
-    /// Stores bytes to the BAR.
+    /// Stores bytes to the BAR of the drive.
     pub fn store(&mut self, offset: u64, data: &[u8]) {
         let packets: Vec<_> = PciePacket::writes(Bdf(0), BAR + offset, data).collect();
         packets.into_iter().for_each(|p| self.send(p));
@@ -280,7 +280,7 @@ impl Host {
         self.read(regs::CSTS)
     }
 
-    /// Sets up the admin queues and enables the controller.
+    /// Sets up the admin queues, and enables the controller.
     pub fn enable(&mut self) {
         self.pairs = vec![Self::pair(0)];
         let pair = self.pairs[0];
@@ -306,7 +306,7 @@ impl Host {
         }
     }
 
-    /// Creates I/O queues with this number, which must be the next one.
+    /// Creates a pair of I/O queues with this number, which must be the next unused number.
     pub fn create(&mut self, number: u16) {
         assert_eq!(usize::from(number), self.pairs.len());
         let pair = Self::pair(number);
@@ -335,7 +335,7 @@ impl Host {
         self.pairs.push(pair);
     }
 
-    /// Writes a command without ringing the doorbell.
+    /// Writes a command to a submission queue, without a doorbell write.
     pub fn put(&mut self, queue: usize, ask: Ask) {
         let pair = &mut self.pairs[queue];
         let at = (pair.commands() - RAM) as usize + 64 * pair.tail as usize;
@@ -353,13 +353,13 @@ impl Host {
         self.ram[at..at + 64].copy_from_slice(&entry);
     }
 
-    /// Rings the doorbell of a submission queue.
+    /// Writes the doorbell of a submission queue.
     pub fn ring(&mut self, queue: usize) {
         let pair = self.pairs[queue];
         self.write(regs::tail(pair.number), pair.tail);
     }
 
-    /// Returns the next completion, if there is one, without ringing the doorbell.
+    /// Returns the next completion if there is one, without a doorbell write.
     pub fn peek(&mut self, queue: usize) -> Option<Said> {
         let pair = &mut self.pairs[queue];
         let at = (pair.completions() - RAM) as usize + 16 * pair.head as usize;
@@ -385,13 +385,13 @@ impl Host {
         })
     }
 
-    /// Reports the consumed completions to the drive.
+    /// Writes the doorbell of a completion queue for the consumed completions.
     pub fn taken(&mut self, queue: usize) {
         let pair = self.pairs[queue];
         self.write(regs::head(pair.number), pair.head);
     }
 
-    /// Executes a command and returns its completion.
+    /// Executes a command. Returns its completion.
     pub fn ask(&mut self, queue: usize, ask: Ask) -> Said {
         self.put(queue, ask);
         self.ring(queue);
@@ -405,7 +405,7 @@ impl Host {
         self.ask(0, ask)
     }
 
-    /// Creates a host with the drive enabled and one pair of I/O queues.
+    /// Creates a host with an enabled drive and a pair of I/O queues.
     pub fn up() -> Self {
         let mut h = Self::new();
         h.enable();
@@ -429,7 +429,7 @@ impl Host {
     }
 }
 
-/// Builds a read or write of blocks.
+/// Returns a command that reads or writes blocks.
 pub fn blocks(opcode: u8, first: u64, n: u32, prp: [u64; 2]) -> Ask {
     Ask {
         opcode,

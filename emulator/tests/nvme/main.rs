@@ -1,4 +1,4 @@
-//! The NVMe drive with a small driver: queues, blocks, errors, resets.
+//! Tests of the NVMe drive with a small driver: queues, blocks, errors and resets.
 #![forbid(unsafe_code)]
 
 mod host;

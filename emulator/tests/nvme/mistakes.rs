@@ -1,4 +1,4 @@
-//! Errors of a driver, missing memory, and resets during work.
+//! Tests of errors of a driver, of missing memory, and of resets during work.
 
 use super::host::*;
 use extoll_emulator::endpoint::nvme::command::{admin, io, Status};
@@ -49,7 +49,7 @@ fn admin_commands_have_the_specified_status() {
         (opcode(0x18), Status::OPCODE),
         (fused, Status::FIELD),
         (lists, Status::FIELD),
-        // Queues: number, size, vector, address, order.
+        // Wrong number, size, vector, address, and order of queues.
         (queue(CREATE_CQ, 0, 8, page, 3), Status::QUEUE),
         (queue(CREATE_CQ, 1, 8, page, 3), Status::QUEUE),
         (queue(CREATE_CQ, 4, 8, page, 3), Status::QUEUE),
@@ -95,7 +95,7 @@ fn admin_commands_have_the_specified_status() {
     for (k, (ask, want)) in cases.into_iter().enumerate() {
         assert_eq!(h.admin(ask).status, want, "{k}: {ask:x?}");
     }
-    // In the right order the commands succeed.
+    // In the right order, these commands succeed.
     for number in [DELETE_SQ, DELETE_CQ] {
         assert_eq!(h.admin(queue(number, 1, 1, 0, 0)).status, Status::SUCCESS);
     }
@@ -131,12 +131,12 @@ fn io_commands_have_the_specified_status() {
             blocks(io::WRITE, 0, 32, [DATA, LIST + 4]),
             Status::PRP_OFFSET,
         ),
-        // Memory at unmapped addresses.
+        // These pointers lead to unmapped addresses.
         (blocks(io::WRITE, 0, 1, [NOWHERE, 0]), Status::TRANSFER),
         (blocks(io::WRITE, 0, 9, [DATA, NOWHERE]), Status::TRANSFER),
         (blocks(io::READ, 0, 32, [DATA, NOWHERE]), Status::TRANSFER),
         (blocks(io::WRITE, 0, 8, [!0xFFF, 0]), Status::TRANSFER),
-        // The list contains garbage.
+        // The PRP list contains garbage.
         (blocks(io::READ, 0, 32, [DATA, LIST]), Status::PRP_OFFSET),
     ];
     h.put_list(LIST, &[DATA, DATA + 0x123]);
@@ -145,7 +145,7 @@ fn io_commands_have_the_specified_status() {
         assert_eq!(h.ask(1, ask).status, want, "{k}: {ask:x?}");
     }
     drop(before);
-    // Data for an unmapped address are lost, and no status reports it.
+    // Data that the drive writes to an unmapped address is lost. No status reports the loss.
     let said = h.ask(1, blocks(io::READ, 0, 1, [NOWHERE, 0]));
     assert_eq!((said.status, h.lost > 0), (Status::SUCCESS, true));
     assert_eq!(h.ready(), regs::CSTS_READY);
@@ -154,7 +154,8 @@ fn io_commands_have_the_specified_status() {
 #[test]
 fn absurd_registers() {
     let mut h = Host::new();
-    // Doorbells of a disabled controller and of missing queues, and values beyond the queues.
+    // Writes doorbells of a disabled controller and of missing queues, and values beyond the
+    // queues.
     h.write(regs::tail(0), 3);
     h.enable();
     for number in [0, 1, 5, 511] {
@@ -163,17 +164,17 @@ fn absurd_registers() {
             h.write(regs::head(number), value);
         }
     }
-    // The doorbell consumes a completion that does not exist.
+    // This doorbell write consumes a completion that does not exist.
     h.write(regs::head(0), 3);
     h.create(1);
-    // Accesses to parts of registers, and beyond all registers.
+    // These accesses are to parts of registers, and beyond all registers.
     h.store(regs::CC, &[0]);
     h.store(regs::CC + 1, &[0; 2]);
     assert_eq!(h.ready(), regs::CSTS_READY);
     assert_eq!(h.load(regs::BAR_SIZE, 4), None);
     assert_eq!(h.load(0x38, 16), Some(vec![0; 16]));
     h.write(regs::CC, 0);
-    // Unsupported choices: pages, command set, arbitration, sizes of queues.
+    // These choices of page size, command set, arbitration and queue sizes are not supported.
     for (config, sizes) in [
         (1 << 7, 0x7_0007),
         (1 << 4, 0x7_0007),
@@ -187,14 +188,14 @@ fn absurd_registers() {
         h.write(regs::CC, 0);
         assert_eq!(h.ready(), 0);
     }
-    // Unsupported sizes of entries.
+    // These sizes of queue entries are not supported.
     h.enable();
     h.write(regs::CC, regs::CC_ENABLE);
     let ask = queue(admin::CREATE_CQ, 1, 8, RAM, 3);
     assert_eq!(h.admin(ask).status, Status::QUEUE_SIZE);
 }
 
-/// A queue that cannot be read is fatal until the controller is reset.
+/// A queue that the controller cannot read puts it into the fatal state until it is reset.
 #[test]
 fn queues_that_are_not_there() {
     let mut h = Host::new();
@@ -231,14 +232,14 @@ fn answers_that_never_come() {
     h.taken(1);
     assert_eq!(h.drive.next_deadline(), None);
     h.release();
-    // The device reads only with bus mastering enabled.
+    // The device can read only while bus mastering is enabled.
     h.cfg_write(4, 2);
     h.put(1, blocks(io::READ, 0, 1, [DATA, 0]));
     h.ring(1);
     assert_eq!(h.drive.next_deadline(), None);
     h.cfg_write(4, 6);
     assert_eq!(h.peek(1).map(|s| s.status), Some(Status::SUCCESS));
-    // The same for reading the queue itself.
+    // The timeout also applies to reads of the submission queue.
     h.taken(1);
     h.hold = true;
     h.ring(1);
@@ -251,8 +252,8 @@ fn answers_that_never_come() {
     assert_eq!(h.ready() & regs::CSTS_FATAL, regs::CSTS_FATAL);
 }
 
-/// The controller, the function or a queue is reset after any number of answers. No effect of the
-/// interrupted work is visible afterwards.
+/// The controller, the function or a queue is reset after any number of answers. After the reset,
+/// the interrupted work has no visible effect.
 #[test]
 fn resets_in_mid_io() {
     let list: Vec<u64> = (1..32).map(|k| DATA + 4096 * k).collect();
@@ -295,7 +296,7 @@ fn resets_in_mid_io() {
                 assert_eq!(h.ready(), 0);
                 let before = h.ram.clone();
                 let interrupts = h.interrupts.len();
-                // Answers to requests from before the reset have no effect.
+                // Answers to requests that were sent before the reset have no effect.
                 for _ in 0..3 {
                     h.release_one();
                 }
@@ -321,8 +322,8 @@ fn resets_in_mid_io() {
     }
 }
 
-/// Random registers, doorbells, commands, lists and missing answers: the drive does not panic, and
-/// a reset restores it.
+/// With random registers, doorbells, commands, lists and missing answers, the drive does not panic,
+/// and a reset restores it.
 #[test]
 fn nonsense_breaks_nothing() {
     for seed in 1..60 {

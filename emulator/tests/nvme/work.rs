@@ -1,4 +1,4 @@
-//! Work of a driver with a correct drive.
+//! Tests of the work of a correct driver with the drive.
 
 use super::host::*;
 use extoll_emulator::endpoint::nvme::command::{admin, io, Status};
@@ -31,7 +31,7 @@ fn the_controller_goes_on_and_off() {
     assert_eq!((h.read(regs::VS), h.ready()), (0x10400, 0));
     h.enable();
     assert_eq!(h.ready(), regs::CSTS_READY);
-    // Registers of an enabled controller do not change.
+    // While the controller is enabled, these registers do not change.
     h.write(regs::AQA, 0);
     assert_eq!(h.read(regs::AQA), 0x7_0007);
     let at = h.pairs[0].commands();
@@ -61,7 +61,7 @@ fn it_says_what_it_is() {
     assert_eq!(identify(&mut h, 2, 1)[..4], [0; 4]);
     let id = identify(&mut h, 3, 1);
     assert_eq!((id[0], id[1], &id[4..12]), (1, 8, &namespace[120..128]));
-    // Health log: 300 K.
+    // The health log reports a temperature of 300 K.
     let said = h.admin(Ask {
         opcode: admin::GET_LOG_PAGE,
         prp: [DATA + 0x800, 0],
@@ -87,7 +87,7 @@ fn features() {
         (said.status, said.result)
     };
     let ok = |value| (Status::SUCCESS, value);
-    // Three pairs of queues, encoded as the number minus 1.
+    // The drive has three pairs of queues. The number is encoded minus 1.
     assert_eq!(ask(admin::SET_FEATURES, 7, 0x00FE_00FE), ok(0x2_0002));
     assert_eq!(ask(admin::GET_FEATURES, 7, 0), ok(0x2_0002));
     assert_eq!(ask(admin::GET_FEATURES, 6, 0), ok(1));
@@ -115,13 +115,15 @@ fn features() {
     assert_eq!(again.status, Status::SEQUENCE);
 }
 
-/// Blocks are written to the disk and read back, with any pages and any credit of the link.
+/// Blocks are written to the disk and read back, with all kinds of page lists and any credit of the
+/// link.
 #[test]
 fn blocks_are_kept() {
     for credits in [1, 3, 64] {
         let mut h = Host::up();
         h.credits = credits;
-        // Up to 128 KiB: one page, two pages, a list, and a list that continues in another page.
+        // Up to 128 KiB are transferred, with one page, two pages, a list, and a list that
+        // continues in another page.
         for (seed, offset, n, list) in [
             (1, 0, 1, 0),
             (2, 0x200, 8, 0),
@@ -165,7 +167,7 @@ fn blocks_are_kept() {
             assert_eq!(said.status, Status::SUCCESS, "{seed}");
             let got: Vec<u8> = (0..len).map(|k| h.get(place(k), 1)[0]).collect();
             assert!(got == want, "{seed} with {credits}");
-            // No byte beside the buffer was written.
+            // No byte outside the buffer was written.
             let touched = h.ram[from..].iter().filter(|b| **b != 0xEE).count();
             assert!(touched <= len, "{seed}: {touched}");
             let flush = Ask {
@@ -183,8 +185,7 @@ fn blocks_are_kept() {
     }
 }
 
-/// Queues wrap around, each completion has its interrupt, and several commands are in flight
-/// together.
+/// Queues wrap, each completion has an interrupt, and several commands are in flight at a time.
 #[test]
 fn many_commands() {
     let mut h = Host::up();
@@ -220,7 +221,8 @@ fn many_commands() {
     assert_eq!((of(1), of(2)), (done / 2, done / 2));
 }
 
-/// Completions wait for free entries in their queue, and commands wait for these completions.
+/// Completions wait for free entries in their queue. Commands wait until these completions are
+/// written.
 #[test]
 fn a_full_completion_queue() {
     let mut h = Host::up();
@@ -251,7 +253,7 @@ fn a_full_completion_queue() {
     assert_eq!(ids, (0..2 * n).collect::<Vec<_>>());
 }
 
-/// Without MSI-X interrupts use MSI, and the controller's own mask applies.
+/// Without MSI-X, interrupts use MSI, and the controller's interrupt mask applies.
 #[test]
 fn plain_msi() {
     let mut h = Host::new();
@@ -277,7 +279,7 @@ fn plain_msi() {
     assert_eq!((h.interrupts.len(), h.read(regs::INTMC)), (2, 0));
 }
 
-/// Commands that wait for an event never complete, and the abort command aborts none.
+/// Commands that wait for an event never complete. The abort command aborts none of them.
 #[test]
 fn events_never_come() {
     let mut h = Host::new();
@@ -301,7 +303,8 @@ fn events_never_come() {
     assert_eq!((said.status, said.result), (Status::SUCCESS, 1));
 }
 
-/// The disk keeps its content when function, controller or slot are reset; all other state is lost.
+/// The disk keeps its content when the function, the controller or the slot is reset. All other
+/// state is lost.
 #[test]
 fn resets() {
     let want = pattern(1, 512);
@@ -325,7 +328,7 @@ fn resets() {
         }
         assert_eq!(h.ready(), 0);
         h.enable();
-        // Queues must be created again.
+        // After a reset, queues must be created again.
         h.create(1);
         h.put_ram(DATA, &[0; 512]);
         let read = blocks(io::READ, 7, 1, [DATA, 0]);
