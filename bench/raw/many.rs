@@ -99,7 +99,7 @@ pub(crate) fn end(nic: &Arc<Nic>, words: &Words, report: &mut Report<'_>) -> Res
         How::All => {
             let result = nic.atu().revoke_all(|| regions.iter());
             if regions.iter().any(Region::is_alive) {
-                return report.fail(EBADMSG, fmt!("a region is alive"));
+                return report.fail(EBADMSG, fmt!("a region is still alive"));
             }
             result
         }
@@ -221,7 +221,7 @@ pub(crate) fn reserve(
         };
         port.get(region.nla(), &local, bytes)?;
         if !is_pattern(&sink, bytes, words.seed + round) {
-            return report.fail(EBADMSG, fmt!("round {round}: not what was registered"));
+            return report.fail(EBADMSG, fmt!("round {round}: the GET returned wrong data"));
         }
         nic.atu().revoke_all(|| regions.iter())?;
         while let Some(region) = regions.pop() {
@@ -294,14 +294,14 @@ pub(crate) fn buffers(
         // Buffers must come in the order in which they were returned.
         let order = |i: usize| all.get(i).map(Buffer::number);
         if last.is_some_and(|last| order(0) != Some(last)) {
-            return report.fail(EBADMSG, fmt!("the first one is {:?}", order(0)));
+            return report.fail(EBADMSG, fmt!("the first buffer is {:?}", order(0)));
         }
         let Some(buffer) = one_of(&all, round) else {
             return Err(EINVAL);
         };
         port.get(buffer.nla(), &local, size)?;
         if !is_pattern(&sink, size, seed + buffer.number() as u64) {
-            return report.fail(EBADMSG, fmt!("round {round}: not what was written"));
+            return report.fail(EBADMSG, fmt!("round {round}: the GET returned wrong data"));
         }
         last = order(count - 1);
         atomic.run(|| {

@@ -256,7 +256,7 @@ pub(crate) fn offer(attached: &Attached, words: &Words, report: &mut Report<'_>)
         return report.fail(ENODEV, fmt!("the NIC is gone"));
     };
     if place.is_some() {
-        return report.fail(EBUSY, fmt!("there is an offer"));
+        return report.fail(EBUSY, fmt!("there is an offer already"));
     }
     let offer = match Offer::new(&nic, words, bytes, Some(words.seed)) {
         Ok(offer) => offer,

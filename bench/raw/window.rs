@@ -144,7 +144,7 @@ fn follow(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     for round in 1..=w.rounds {
         let seen = until(|| Ok((with(&mut |m| m.read(ROUND))? == round).then_some(())));
         if let Err(e) = seen {
-            return report.fail(e, fmt!("round {round} did not come"));
+            return report.fail(e, fmt!("the number of round {round} is missing"));
         }
         bad += with(&mut |m| {
             let wrong = (0..w.count).filter(|i| m.read(DATA + i) != pattern(round, *i));

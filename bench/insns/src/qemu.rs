@@ -1,5 +1,6 @@
 //! Declarations of QEMU's plugin interface, version 7 (include/plugins/qemu-plugin.h,
-//! docs/devel/tcg-plugins.rst), that the counters need. All unsafe code of the plugin is here.
+//! docs/devel/tcg-plugins.rst), that the counters need. This file contains all unsafe code of the
+//! plugin.
 
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::mem::MaybeUninit;

@@ -1,4 +1,4 @@
-//! Cables: knobs and statistics.
+//! Knobs and statistics of cables.
 
 use serde::{Deserialize, Serialize};
 

@@ -68,7 +68,7 @@ pub struct TimingConfig {
     pub bridge_ns: u64,
     /// Average number of delays of which one is stretched; 0 for no stretched delays.
     pub stretch_every: u32,
-    /// Factor by which a stretched delay is longer.
+    /// Factor by which a stretched delay is multiplied.
     pub stretch: u32,
     /// Average number of interrupts of which one is preceded by a spurious interrupt; 0 for no
     /// spurious interrupts.

@@ -51,7 +51,7 @@ pub struct TopologyError(pub String);
 pub struct Dimension {
     /// Number of nodes along the dimension.
     pub size: usize,
-    /// True if the dimension wraps around. Only dimensions with more than two nodes do.
+    /// True if the dimension wraps around. Dimensions of up to two nodes do not.
     pub wraps: bool,
     /// Number of the link towards the next higher coordinate.
     pub plus: u8,
@@ -59,7 +59,7 @@ pub struct Dimension {
     pub minus: u8,
 }
 
-/// NICs and cables.
+/// NICs of a fabric, and cables between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     /// Name that the user gave.

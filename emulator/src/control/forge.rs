@@ -14,7 +14,7 @@ use wire::rma::{Command, Mode, NotifySpec};
 fn bytes(hex: &str) -> Result<Vec<u8>> {
     ensure!(
         hex.len() % 2 == 0 && hex.is_ascii(),
-        "the data are not pairs of hexadecimal digits (odd length or other characters)"
+        "the data is not pairs of hexadecimal digits (odd length or other characters)"
     );
     (0..hex.len())
         .step_by(2)

@@ -67,8 +67,8 @@ pub struct Routes {
 type Neighbours = Vec<[Option<End>; LINKS as usize]>;
 
 impl Routes {
-    /// Computes routes. Pairs of NICs without a path get no route. A segment of node IDs whose NICs
-    /// are not connected with each other has such pairs.
+    /// Computes routes. Pairs of NICs without a path get no route. Two NICs in one segment of node
+    /// IDs get no route if every path between them leaves the segment.
     ///
     /// # Errors
     ///

@@ -53,7 +53,7 @@ impl Case {
             };
             let fixed = vpid << 23 | node << 32 | 1 << (48 + unit) | command << 51 | mode << 55;
             let word0 = self.word0[unit];
-            // The requester's notification of an immediate put contains the value.
+            // The requester's notification of an immediate PUT contains the value.
             match self.len {
                 Ok(len) if !(self.command == 6 && unit == 0) => {
                     let last = (len - 1) / 496;

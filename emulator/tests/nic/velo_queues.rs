@@ -429,8 +429,8 @@ fn lost_writes_leave_holes() {
     assert_eq!(rig.read(1, pointers) >> 32, 4);
     assert_eq!(rig.nodes[1].nic.config().faults, Faults::default());
     assert_eq!(rig.nodes[1].nic.counters().drops.lost_write, 2);
-    // The fault loses one slot of a message of three slots. It does not affect messages without
-    // that slot.
+    // The fault loses one slot of a message of three slots. Messages without
+    // that slot are not affected.
     rig.with(1, |nic, env| nic.set_faults(lose(Some(1), 1), env));
     send(&mut rig, 0, 7, to(9, 8), &[1; 8]);
     send(&mut rig, 0, 7, to(9, 120), &[2; 120]);

@@ -26,7 +26,7 @@ pub enum Forged {
         /// Payload as hexadecimal digits, 1…120 bytes.
         data: String,
     },
-    /// A notification put, which leaves a completer notification in the queue of `vpid`.
+    /// A notification PUT, which leaves a completer notification in the queue of `vpid`.
     Notification {
         /// Source node ID in the packet.
         src_node: u16,
@@ -90,7 +90,7 @@ pub enum Forged {
         unit: QueueUnit,
         /// VPID of the queue.
         vpid: u8,
-        /// Last two quadwords of the slot. In a mailbox, the second is the status. In a
+        /// Last two quadwords of the slot. In a mailbox, the second quadword is the status. In a
         /// notification queue, both are the notification.
         words: [u64; 2],
     },
