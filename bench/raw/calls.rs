@@ -37,7 +37,7 @@ pub(crate) enum By {
     Cancel,
     /// Aborts all transfers with the peer.
     Abort,
-    /// Drops the engine.
+    /// Drops the engine of the transfers.
     Drop,
 }
 

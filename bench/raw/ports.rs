@@ -132,7 +132,7 @@ fn messages(nic: &Nic, report: &mut Report<'_>) -> Result {
     report.number("pieces", pieces(&sender, &mut mailbox, to)?)?;
     report.number("classes", classes(&sender, &mut mailbox, to)?)?;
     report.number("stops", stops(&sender, &mut mailbox, to)?)?;
-    // Invalid headers.
+    // The header or the length of each of these messages is invalid.
     let wrong = Header { class: 4, ..to };
     let refused = [
         sender.send(to, &[]),

@@ -280,7 +280,7 @@ fn measured(
     report.number("verified_bytes", verified)
 }
 
-/// Transfers in flight.
+/// State of the transfers of a run.
 struct Flow<'a> {
     ports: &'a mut Ports,
     waiter: &'a Waiter,

@@ -28,9 +28,9 @@ pub enum Stream {
         node: u16,
         /// VPID that posted the descriptors.
         vpid: u8,
-        /// Traffic class.
+        /// Traffic class of the packets.
         tc: u8,
-        /// True for responses.
+        /// True for responses, false for requests and PUTs.
         response: bool,
     },
     /// Writes for SMFU packets of one node, which keep PCIe order from end to end (HW §12).
@@ -102,20 +102,20 @@ pub trait Host {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum NetPort {
-    /// n0: VELO.
+    /// Port n0: VELO.
     Velo = 0,
-    /// n1: RMA completer.
+    /// Port n1: RMA completer.
     RmaCompleter = 1,
-    /// n2: RMA responder.
+    /// Port n2: RMA responder.
     RmaResponder = 2,
-    /// n3: SMFU.
+    /// Port n3: SMFU.
     Smfu = 3,
 }
 
 /// Destination of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dest {
-    /// One node.
+    /// The node with this ID.
     Node(NodeId),
     /// A multicast group, 0…63.
     Group(u8),

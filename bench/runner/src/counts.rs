@@ -15,7 +15,7 @@ pub struct Bus {
     pub window_stores: u64,
     /// Loads from registers.
     pub reads: u64,
-    /// MSI messages.
+    /// MSI messages that the NIC sent.
     pub interrupts: u64,
     /// Bytes that the NIC read from memory.
     pub dma_read: u64,
@@ -88,17 +88,17 @@ pub fn buses(emulator: &mut Client) -> Result<[Bus; 2]> {
 /// Accesses per operation, averaged over a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// See [`Bus::register_writes`].
+    /// Rate of [`Bus::register_writes`].
     pub register_writes: f64,
-    /// See [`Bus::window_stores`].
+    /// Rate of [`Bus::window_stores`].
     pub window_stores: f64,
-    /// See [`Bus::reads`].
+    /// Rate of [`Bus::reads`].
     pub reads: f64,
-    /// See [`Bus::interrupts`].
+    /// Rate of [`Bus::interrupts`].
     pub interrupts: f64,
-    /// See [`Bus::dma_read`].
+    /// Rate of [`Bus::dma_read`] in bytes.
     pub dma_read: f64,
-    /// See [`Bus::dma_written`].
+    /// Rate of [`Bus::dma_written`] in bytes.
     pub dma_written: f64,
 }
 

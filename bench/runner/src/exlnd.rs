@@ -22,9 +22,9 @@ const RAW_VPID: u32 = 250;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Over {
-    /// kexlnd.ko.
+    /// The driver kexlnd.ko.
     Ex,
-    /// TCP over exn.
+    /// The driver over TCP, which uses exn.
     Tcp,
 }
 

@@ -455,7 +455,7 @@ impl Row {
     }
 }
 
-/// All figures.
+/// All figures of the measurement.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Figures {
     /// Instructions per second of the idle nodes 0 and 1 with exn0 up, `[kernel, user]` of each.

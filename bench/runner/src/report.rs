@@ -79,9 +79,9 @@ pub struct Results {
     pub schema: u32,
     /// Revision of the sources.
     pub revision: String,
-    /// True with `--quick`.
+    /// True if the run used `--quick`.
     pub quick: bool,
-    /// Durations and repetitions.
+    /// Durations and numbers of the measurements.
     pub effort: Effort,
     /// Duration of the run in seconds.
     pub seconds: u64,

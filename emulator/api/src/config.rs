@@ -142,7 +142,7 @@ pub struct Overrides {
     pub topology: Option<String>,
     /// Seed of all random numbers.
     pub seed: Option<u64>,
-    /// Timing model.
+    /// Timing model; `None` selects the model in the file.
     pub timing: Option<TimingModel>,
     /// Variant of the model.
     pub variant: Choice,

@@ -35,21 +35,21 @@ pub struct Counters {
     /// Accesses to addresses without a register, or to registers that do not allow the access
     /// (G32).
     pub bad_accesses: u64,
-    /// MSI messages sent.
+    /// MSI messages that the NIC sent.
     pub interrupts: u64,
-    /// SNQ entries written.
+    /// Entries that the SNQ has written.
     pub snq_entries: u64,
     /// SNQ trigger events raised, by number.
     pub events: [u64; 32],
-    /// DMA reads.
+    /// Read accesses by DMA.
     pub dma_reads: u64,
-    /// DMA writes.
+    /// Write accesses by DMA.
     pub dma_writes: u64,
     /// Bytes that DMA read.
     pub dma_bytes_read: u64,
     /// Bytes that DMA wrote.
     pub dma_bytes_written: u64,
-    /// Failed DMA accesses.
+    /// DMA accesses that failed.
     pub dma_faults: u64,
     /// Packets that the NIC sent into the network.
     pub packets_sent: u64,

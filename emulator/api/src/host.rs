@@ -48,7 +48,7 @@ pub struct HostStats {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Power {
-    /// The NIC runs.
+    /// The NIC has power and works.
     On,
     /// The NIC is switched off or removed. Reads return all ones.
     Off,

@@ -118,7 +118,7 @@ pub enum ZeroMask {
     /// No target: stores are dropped, loads return all ones, and trigger event 12 is raised.
     #[default]
     Refuse,
-    /// Node 0.
+    /// The target is node 0.
     NodeZero,
 }
 
@@ -148,7 +148,7 @@ pub enum BackdoorInfoRead {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlrScope {
-    /// Every register.
+    /// The reset clears every register.
     #[default]
     Everything,
     /// All registers except node identity, scratchpads and network registers, which management
@@ -368,7 +368,7 @@ pub struct NicConfig {
     pub wc_depth: Option<NonZeroU32>,
     /// Unit in ns of the requesters' timeout for incomplete descriptors; 0 for no timeout.
     pub wc_timeout_unit_ns: u64,
-    /// Faults to inject.
+    /// Faults that the NIC injects.
     pub faults: Faults,
 }
 

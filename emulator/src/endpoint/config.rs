@@ -65,7 +65,7 @@ impl Config {
         // Command bits that software can write: memory space, bus master, parity, SERR, INTx
         // disable. Status: capability list.
         p.put(0x04, &[0, 0, 0x10, 0], &[0x46, 0x05]);
-        // Revision ID 1.
+        // The revision ID is 1.
         p.put32(0x08, (s.class << 8) | 1, 0);
         p.put(0x0C, &[0, 0], &[0xFF]);
         // BAR0: 64-bit, not prefetchable.

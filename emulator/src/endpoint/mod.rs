@@ -27,7 +27,7 @@ pub const MAX_READ: u32 = 512;
 /// in the header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciePacket {
-    /// Header.
+    /// Header of the packet.
     pub tlp: Tlp,
     /// Payload in address order, in whole dwords.
     pub data: Vec<u8>,

@@ -1,8 +1,8 @@
 //! Detection of packets that wait for each other in a cycle.
 //!
 //! The head of an input queue waits for buffer space in the input queue at the far side of a link.
-//! The head therefore waits for the head of that queue to advance. A unit of a NIC is not part of a cycle,
-//! because software or a timeout frees its buffer space.
+//! The head therefore waits until the head of that queue advances. A unit of a NIC is not part of a
+//! cycle, because software or a timeout frees its buffer space.
 //!
 //! A cycle of waits can't end without help from outside. It is an error of the routing tables. The
 //! buffers in the cycle are logged and counted. `pos_dead` of their inports and TE 13 report them

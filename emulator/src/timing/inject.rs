@@ -23,7 +23,7 @@ enum Lane {
     RmaResponse(u8),
     /// SMFU stores. No SMFU packet may pass them (PCIe order, HW §12).
     SmfuPosted,
-    /// SMFU loads.
+    /// Loads by the SMFU.
     SmfuRead,
     /// Responses to SMFU loads.
     SmfuResponse,

@@ -28,7 +28,7 @@ pub enum Closed {
     /// The client has closed its end of the socket.
     #[error("client closed the connection")]
     Eof,
-    /// The socket failed.
+    /// An operation on the socket failed.
     #[error("socket error: {0}")]
     Io(#[from] Errno),
     /// The stream contains bytes that can't be decoded.

@@ -47,9 +47,9 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     w(rig, 0x1_0070, 0x20_1201);
     w(rig, 0x1_0068, 1);
     rig.nodes[i].ring = wire::snq::Ring::new(RING_ENTRIES, wp as u16);
-    // Step 8.
+    // Step 8 of HW §3.
     assert_eq!(r(rig, 0x8050), 0);
-    // Steps 9 to 11.
+    // Steps 9 to 11 of HW §3.
     for base in [0xC0_0000, 0xE0_0000] {
         for q in 0..256 {
             for at in [
@@ -69,7 +69,7 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         assert_eq!(general, 0);
         w(rig, base, general | 1);
     }
-    // Step 12.
+    // Step 12 of HW §3.
     for v in 0..256u32 {
         let at = 0x120_0800 + 8 * v;
         let value = r(rig, at);
@@ -93,7 +93,7 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         assert_eq!(state, 0, "VELO wcbuf state");
         w(rig, at, state & 0x00FF_FFFF_FF00_0000);
     }
-    // Steps 13 to 15.
+    // Steps 13 to 15 of HW §3.
     w(rig, 0x120_1800, 0x1_0000_0020);
     w(rig, 0x110_0000, 0x20_0000_0001);
     let completer = r(rig, 0x120_1808);
@@ -107,12 +107,12 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         completer & !(1 << 9) | (u64::from(slots == SlotSize::B128) << 9),
     );
     w(rig, 0x9418, 81);
-    // Steps 16 and 17.
+    // Steps 16 and 17 of HW §3.
     for k in 0..1024u32 {
         w(rig, 0xE000 + 8 * k, 0);
     }
     w(rig, 0xC000, 1);
-    // Step 18.
+    // Step 18 of HW §3.
     assert_eq!((r(rig, 0x8008) >> 24) & 0xFFFF, node);
     for v in 0..256u32 {
         w(rig, 0x160_0800 + 8 * v, 0xF522);
@@ -121,7 +121,7 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
         assert_eq!(state, 0, "RMA wcbuf state");
         w(rig, at, state & 0x00FF_FFFF_FF00_0000);
     }
-    // Steps 19 to 23.
+    // Steps 19 to 23 of HW §3.
     w(rig, 0x160_0080, 0x84_0200);
     let locks = rig.nodes[i].ram.alloc(16 << 10);
     w(rig, 0x160_0088, locks);
@@ -146,7 +146,7 @@ pub fn probe(rig: &mut Rig, i: usize, slots: SlotSize) {
     for n in [0x9498, 0x9518] {
         w(rig, n, 0xFF);
     }
-    // Steps 24 to 26.
+    // Steps 24 to 26 of HW §3.
     w(rig, 0xA058, BAR2);
     let target = rig.nodes[i].ram.alloc(4096);
     w(rig, 0xA060, target);

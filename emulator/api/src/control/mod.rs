@@ -165,7 +165,7 @@ pub enum Request {
         /// Index of the NIC; `None` selects all NICs.
         #[serde(default)]
         nic: Option<usize>,
-        /// State.
+        /// State to set: 0 unconfigured, 1 running, 2 stopped.
         state: u64,
     },
     /// Changes the node ID of a running NIC.
@@ -327,7 +327,7 @@ pub struct Status {
     pub topology: String,
     /// Seed of all random numbers.
     pub seed: u64,
-    /// Timing model.
+    /// Timing model of the run.
     pub timing: TimingModel,
     /// Variant of the model.
     pub variant: String,
