@@ -42,8 +42,8 @@ impl MessageClient for Client {
 /// Interval between checks for a signal in milliseconds.
 const LOOK_MS: u64 = 20;
 
-/// Counts interrupts that other nodes raise through an interval of the address space. The interval
-/// is open until a time limit or a signal.
+/// Counts interrupts that other nodes raise through an interval of the SMFU. The interval is open
+/// until a time limit or a signal.
 pub(crate) fn messages(nic: &Arc<Nic>, w: &Words, report: &mut Report<'_>) -> Result {
     let counters = Counters::new()?;
     let client = Arc::new(Client(counters.clone()), GFP_KERNEL)?;

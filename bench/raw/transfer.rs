@@ -66,7 +66,7 @@ struct Slot {
     memory: DmaWords,
     /// Offset in the server's memory of the transfer in flight; `None` if the slot is free.
     busy: Option<u64>,
-    /// Offset in the server's memory of the last GET that wrote this memory.
+    /// Offset in the server's memory of the last completed transfer.
     last: Option<u64>,
 }
 

@@ -232,9 +232,10 @@ impl Session {
         if !text.is_empty() && serde_json::from_slice::<serde_json::Value>(text).is_err() {
             return Err(Errno::INVAL);
         }
-        // The server does not offer `write_multiple`. If it did, QEMU would send answers before stores
-        // that it collects for one message, because `vfio_user_send_queued` checks only requests. A
-        // load from a device would then return before the device's earlier stores arrive.
+        // The server does not offer `write_multiple`. If it did, QEMU would send answers before
+        // stores that it collects for one message, because `vfio_user_send_queued` checks only
+        // requests. A load from a device would then return before the device's earlier stores
+        // arrive.
         let caps = serde_json::json!({ "capabilities": {
             "max_msg_fds": MAX_FDS, "max_data_xfer_size": MAX_XFER, "max_dma_maps": MAX_DMA_MAPS, "pgsizes": 4096,
             "write_multiple": false,
