@@ -310,8 +310,8 @@ fn full(nic: &Nic, words: &Words, report: &mut Report<'_>) -> Result {
     report.number("through_us", begin.elapsed().as_micros_ceil() as u64)
 }
 
-/// Drops ports with a spinlock held and interrupts disabled. A work item frees their VPIDs later;
-/// then the VPIDs can be opened again.
+/// Drops ports with a spinlock held and interrupts disabled. Their VPIDs are freed some time later
+/// and can be opened again then.
 #[inline(never)]
 fn dropped(nic: &Nic, report: &mut Report<'_>) -> Result {
     let lock = KBox::pin_init(new_spinlock_irq!((), "extoll_bench_drop"), GFP_KERNEL)?;
