@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Command `pieces`: transfers of memory with arbitrary segment boundaries.
-//!
-//! With `dir=put`, the command registers the data that a process wrote behind the command line.
-//! With `dir=get`, it registers the memory of the process's next read. Without data, `dir=put`
-//! registers kernel pages.
+//! Command `pieces`: sends pages of the kernel with unaligned fragments.
 
 use crate::{
     attached::Attached,
@@ -28,26 +24,10 @@ use kernel::{
 use kernel_ext::mem::{Fragment, FragmentList, PAGE};
 use wire::ids::Nla;
 
-/// Maximum number of bytes of a transfer.
-const MOST: usize = 16 << 20;
-/// Value of the bytes outside the chunks in kernel pages.
+/// Byte between the chunks in pages of the kernel.
 const BETWEEN: u8 = 0xee;
 
-/// Returns three pages with a chunk of each, of 8192 bytes the total, of the memory and returns
-/// the pattern.
-fn own(seed: u64) -> Result<FragmentList> {
-    let mut pieces = KVVec::new();
-    for (offset, len) in [(100, PAGE - 100), (0, PAGE), ("pages", list.len() as u64)?;
-            report.number("offset", list.offset() as u64)?;
-            report.number("bytes", list.bytes() as u64)?;
-            Ok(None)
-        }),
-    };
-    result.or_else(|e| report.fail(e, fmt!("cannot pin: {e:?}")))
-}
-
-/// Returns three kernel pages. Each contains a chunk; the chunks have 8192 bytes in total and
-/// contain the pattern of `seed`.
+/// Returns three pages with a chunk of each, of 8192 bytes in total, filled with the pattern.
 fn own(seed: u64) -> Result<FragmentList> {
     let mut pieces = KVVec::new();
     for (offset, len) in [(100, PAGE - 100), (0, PAGE), (7, 100)] {
@@ -87,19 +67,13 @@ fn show(list: &FragmentList, report: &mut Report<'_>) -> Result {
     Ok(())
 }
 
-/// Puts all fragments in order between the local memory in `list` and the memory at `nla` of a
-/// peer.
+/// Puts all fragments in order to the memory at `nla` of a peer.
 fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Report<'_>) -> Result {
     let to = destination(words, report)?;
     let (requester, notifications) = nic.rma().open(None, QUEUE_BYTES)?;
     let vpid = requester.vpid();
     let engine = Engine::new(requester, notifications)?;
-    // The peers are words.get {
-        Access::WRITE
-    } else {
-        Access::READ
-    };
-    // Exposing whole pages is safe, because the peers are part of the test.
+    // The peers are part of the test and may access whole pages.
     let (pages, whole) = (list.pages().clone(), WholePages::EXPOSED);
     let (first, bytes) = (pages.offset(), pages.bytes());
     let region = match nic
@@ -128,41 +102,14 @@ fn transfer(nic: &Arc<Nic>, words: &Words, list: &FragmentList, report: &mut Rep
     region.revoke()
 }
 
-/// Command `pieces`: sends the data behind the command line. Without data, sends kernel
-/// pages.
+/// Command `pieces`.
 pub(crate) fn put(attached: &Attached, words: &Words, report: &mut Report<'_>) -> Result {
     let timeout = Delta::from_millis(words.timeout_ms as i64);
     let run = match attached.begin(timeout) {
         Ok(run) => run,
         Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
     };
-    let list = own(words.seed)?)
-    } else {
-        pin(memory, words, report)?
-    };
-    let Some(list) = list else {
-        return Ok(());
-    };
-    show(&list, report)?;
-    transfer(&*run.nic()?, words, &list, report)
-}
-
-/// Command `pieces dir=get`: fetches data of a peer into the memory of a read call. Returns the
-/// number of bytes stored.
-pub(crate) fn get(
-    attached: &Attached,
-    words: &Words,
-    memory: &mut IovIterDest<'_>,
-    report: &mut Report<'_>,
-) -> Result<usize> {
-    let timeout = Delta::from_millis(words.timeout_ms as i64);
-    let run = match attached.begin(timeout) {
-        Ok(run) => run,
-        Err(e) => return report.fail(e, fmt!("cannot begin: {e:?}")),
-    };
-    let Some(list) = pin(memory, words, report)? else {
-        return Ok(0);
-    };
+    let list = own(words.seed)?;
     show(&list, report)?;
     transfer(&*run.nic()?, words, &list, report)
 }

@@ -62,8 +62,6 @@ pub(crate) struct Words {
     /// For `rate`: number of messages that are sent together. For `lock`: number of timeouts that
     /// do not end the command.
     pub(crate) patience: u64,
-    /// For `pieces`: not 0 to reject memory with gaps and to transfer nothing.
-    pub(crate) strict: u64,
     /// Maximum number of fragments of a list. This word and the words below are for commands with
     /// engines.
     pub(crate) frags: u64,
@@ -231,11 +229,7 @@ pub(crate) struct Peer {
     pub(crate) mode: Mode,
 }
 
-/// Operation that one command performs at the next read, on the memory of the read call.
-pub(crate) struct Later(Words);
-
-impl Later {
-    /// Performs the operation and writes its lines to `result`, even if it fails. May sleep.
+/// Runs one command. Writes its output lines to `result`, even if the command fails. May sleep.
 pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Result {
     let mut report = Report(result);
     let Ok(text) = core::str::from_utf8(text) else {
@@ -244,37 +238,6 @@ pub(crate) fn run(registry: &Registry, text: &[u8], result: &mut KVec<u8>) -> Re
     once(registry, text, &mut report)
 }
 
-/// Runs one command. Writes its output lines to `result`, even if the command fails. `memory` is
-/// the data that the process wrote behind the command line. May sleep.
-pub(crate) fn run(
-    registry: &Registry,
-    text: &[u8],
-    memory: &mut IovIterSource<'_>,
-    result: &mut KVec<u8>,
-) -> Result<Option<Later>> {
-    let mut report = Report(result);
-    let Ok(text) = core::str::from_utf8(text) else {
-        return report.fail(EINVAL, fmt!("the command is not UTF-8"));
-    };
-    let mut words = text.split_ascii_whitespace();
-    let verb = words.next().unwrap_or("");
-    if verb != "pieces" {
-        if !memory.is_empty() {
-            return report.fail(EINVAL, fmt!("only 'pieces' accepts memory"));
-        }
-        return once(registry, text, &mut report).map(|()| None);
-    }
-    let words = Words::parse(words, &mut report)?;
-    let Some(attached) = registry.get(words.nic as usize) else {
-        return report.fail(ENODEV, fmt!("there is no NIC number {}", words.nic));
-    };
-    if words.get {
-        return Ok(Some(Later(words)));
-    }
-    chunks::put(&attached, &words, memory, &mut report).map(|()| None)
-}
-
-/// Runs a command that uses no memory of the process.
 fn once(registry: &Registry, text: &str, report: &mut Report<'_>) -> Result {
     let mut words = text.split_ascii_whitespace();
     let verb = words.next().unwrap_or("");

@@ -101,8 +101,6 @@ impl auxiliary::Driver for RawDriver {
 struct Output {
     text: KVec<u8>,
     position: i64,
-    /// Operation to perform at the next read, before there is a result.
-    next: Option<Later>,
 }
 
 /// Open file with the result of its last command.
@@ -144,7 +142,6 @@ impl MiscDevice for Control {
         let len = iov.len();
         let mut command = KVec::new();
         let mut byte = [0];
-        // The data behind the command line is memory for the command.
         while !iov.is_empty() {
             if iov.copy_from_iter(&mut byte) == 0 {
                 return Err(EFAULT);

@@ -495,10 +495,4 @@ impl<M: Memory, T: Clone> Lnd<M, T> {
     ) {
         (&self.peer_flow, &self.send_flow, &self.receive_flow)
     }
-
-    /// Returns the state of a peer; `None` if the peer has no entry.
-    pub fn peer_state(&self, node: NodeId) -> Option<PeerState> {
-        let at = *self.by_node.get(node.0.into())?;
-        Some(self.peers.get(at)?.state)
-    }
 }

@@ -113,12 +113,6 @@ impl Layout {
         self.bytes
     }
 
-    /// Returns true if there are no gaps between the fragments.
-    #[must_use]
-    pub const fn is_contiguous(&self) -> bool {
-        self.fragments <= 1
-    }
-
     /// Adds a chunk of `len` bytes that begins `offset` bytes into its first page. `same` states
     /// that this page is the last page of the list. Returns `None` and changes no state if `len` is
     /// 0, if `offset` is not below the page size, or if an address would overflow.

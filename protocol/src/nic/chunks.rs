@@ -187,20 +187,6 @@ impl ChunkedTransfer {
         self.outstanding.iter().any(Option::is_some)
     }
 
-    /// Returns true if a notification of an outstanding command of `self` may be mistaken for a
-    /// notification of `later`.
-    pub fn may_be_confused_with(&self, later: &Self) -> bool {
-        let end = later.local + later.len;
-        let (same, overlaps) = (
-            (self.direction, self.node, self.vpid) == (later.direction, later.node, later.vpid),
-            |chunk: &Chunk| {
-                let start = self.local + chunk.offset;
-                start < end && later.local < start + chunk.len as u64
-            },
-        );
-        same && self.outstanding.iter().flatten().any(overlaps)
-    }
-
     /// Returns the direction of the data.
     pub fn direction(&self) -> Direction {
         self.direction

@@ -227,11 +227,6 @@ impl<S: Store> Space<S> {
         true
     }
 
-    /// Returns the free ranges in ascending order. Allocated pages separate any two of them.
-    pub fn free_ranges(&self) -> &[NlaRange] {
-        self.free.ranges()
-    }
-
     /// Returns the number of allocated ranges.
     pub fn allocated(&self) -> usize {
         self.allocated

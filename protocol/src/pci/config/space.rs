@@ -116,13 +116,6 @@ impl Space {
         Some((high << 32) | low)
     }
 
-    /// Returns true if the addresses of all BARs are equal to the addresses of the windows.
-    #[must_use]
-    pub fn is_in_place(&self) -> bool {
-        let mut all = self.assigned.iter().enumerate();
-        all.all(|(i, at)| self.address(i).is_none_or(|a| a == *at))
-    }
-
     /// Returns a mask of the bits whose values do not come from the device, and their values.
     fn own(&self, dword: u16) -> (u32, u32) {
         const ALL: u32 = u32::MAX;
