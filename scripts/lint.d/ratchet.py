@@ -35,10 +35,16 @@ CHECKS = [
 
 
 def sample(path):
-    """Reads a sample: files that begin with `== PATH`. Returns their texts and the places of the lines that end in `// WRONG`."""
+    """Reads a sample file. Returns its texts by path, and (path, line) of each line that ends in `// WRONG`.
+
+    A line `| == PATH` begins a text. The margin of each line hides the samples from programs that read comments.
+    """
     texts, wrong, name = collections.defaultdict(str), set(), None
     with open(path, encoding="utf-8") as file:
         for line in file.read().split("\n")[:-1]:
+            margin, line = line[:2], line[2:]
+            if margin not in ("|", "| "):
+                continue
             if line.startswith("== "):
                 name = line[3:]
             elif name:
