@@ -1,5 +1,5 @@
-# Sourced. Messages and timed steps, with colours and a clock only if stderr is a terminal and
-# NO_COLOR is unset.
+# Sourced by other scripts: functions for messages and timed steps. Colours and a clock are used
+# only if stderr is a terminal and NO_COLOR is unset.
 if [ -t 2 ] && [ -z "${NO_COLOR:-}" ] && [ "${TERM:-dumb}" != dumb ]; then
 	_b=$'\e[1m' _d=$'\e[2m' _r=$'\e[31m' _g=$'\e[32m' _y=$'\e[33m' _0=$'\e[0m' _tty=1
 else
@@ -10,7 +10,7 @@ warn() { printf '%swarning:%s %s\n' "$_y" "$_0" "$*" >&2; }
 die() { printf '%serror:%s %s\n' "$_r" "$_0" "$*" >&2; exit 1; }
 _mmss() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
-# Ends the current step and the parallel one ($guest of scripts/setup) after a signal.
+# After a signal, kills the current step and the parallel job ($guest of scripts/setup).
 _ended() {
 	trap '' INT TERM HUP
 	# SIGKILL, because the first process of a PID namespace ignores all other signals from
@@ -24,8 +24,8 @@ _ended() {
 }
 
 # step NAME KEY USUAL_SECONDS "what" FUNCTION [ARG…]
-# Runs FUNCTION unless it already succeeded with this KEY. Its output goes to a log, whose end is
-# shown on failure.
+# Runs FUNCTION unless an earlier run with this KEY succeeded. Writes the output to a log and prints
+# the end of the log if FUNCTION fails.
 step() {
 	local name=$1 key=$2 usual=$3 what=$4 log pid t0 rc=0 last=0 now
 	shift 4
@@ -37,8 +37,8 @@ step() {
 	log=$BUILD/logs/$name.log
 	t0=$SECONDS
 	rm -f "$BUILD/stamps/$name"
-	# A separate process group, so that the whole step can be ended. Background processes ignore
-	# Ctrl-C and would continue unseen.
+	# The step gets a process group of its own, so that all its processes can be killed
+	# together. Background processes ignore Ctrl-C and would continue unseen.
 	set -m
 	(set -euo pipefail; "$@") >"$log" 2>&1 </dev/null &
 	pid=$!

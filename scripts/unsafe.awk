@@ -1,15 +1,17 @@
 # Checks that every use of `unsafe` has a reason. Usage: awk -f unsafe.awk FILE.rs…
 #
-# Blocks, impls and extern blocks need a comment `// SAFETY: …` of their own on the lines above the
+# Each block, impl and extern block needs a separate comment `// SAFETY: …` on the lines above the
 # statement. Functions and traits need a section `# Safety` in their documentation.
 #
-# clippy has lints for this too, but they see only what one build configuration compiles, skip what
-# macros expand to, and accept one comment for several blocks and an empty comment. Prints each
-# missing reason, then the counts. Exit status 1 if a reason is missing.
+# The lints of clippy for this rule are not sufficient. They see only the code of one build
+# configuration, skip the code that macros generate, and accept an empty comment or one comment for
+# several blocks.
+#
+# Prints each missing reason, then the counts. Exit status 1 if a reason is missing.
 
 function complain(i, text) { printf "%s:%d: %s\n", file, i, text; bad = 1 }
 
-# The code of a line: without strings and comments.
+# Returns the code of a line, without strings and comments.
 function code(s) {
 	gsub(/\\./, "", s)
 	gsub(/"[^"]*"/, "\"\"", s)
@@ -19,8 +21,8 @@ function code(s) {
 
 function trim(s) { sub(/^[ \t]+/, "", s); sub(/[ \t]+$/, "", s); return s }
 
-# A reason is a full sentence. A mark or a reference to a C header is not enough, because no check
-# compares this code with the header.
+# Returns 1 if a reason follows the mark in the text. A reason has two words or more. A reference to a
+# C header is not a reason, because no check compares the code with the header.
 function argues(text, mark,    words) {
 	if (!(mark = index(text, mark))) return 0
 	text = substr(text, mark)
@@ -30,7 +32,7 @@ function argues(text, mark,    words) {
 	return split(text, words, /[ \t]+/) >= 2
 }
 
-# The comment above the statement that line i belongs to.
+# Returns 1 if the comment above the statement with line i gives a reason that no other use has.
 function has_comment(i,    s, text, at) {
 	for (i--; i > 0; i--) {
 		s = trim(line[i])
@@ -48,7 +50,7 @@ function has_comment(i,    s, text, at) {
 	return 0
 }
 
-# The documentation above item i.
+# Returns 1 if the documentation above the item at line i has a section '# Safety' with a reason.
 function has_section(i,    s, text) {
 	for (i--; i > 0; i--) {
 		s = trim(line[i])

@@ -8,7 +8,8 @@ import rust
 import tree as files
 from tree import Finding
 
-# Name and pattern of each rule. If the third field is set, each match has one of its words: a quick test before the pattern.
+# Name and pattern of each rule. The third field lists words of which each match contains one. They are a quick test that saves
+# time, because most sentences contain none of them.
 RULES = [
     ("person as subject", r"(?i)(^|[.;:,(] |\b(and|or|but|so|if|because|as|for|that|than|by|to|of|with) )(whoever|somebody|nobody|everybody|who)\b(?! (is|are) (it|they)\b)", "who|body"),
     ("clause as subject", r"^(What|Whatever|That which|Those that|Those who|How many|How much|Where|Whether)\b [^?]*?\b(is|are|was|has|have|goes|go|comes|gets|waits|ends|costs|counts|leads|takes|means|remains|belongs|follows|arrives|fails|leaves|keeps)\b(?!.*\?)", None),
@@ -23,9 +24,10 @@ RULES = [
     ("elliptic", r"^(As (that|those|the trait|before|above|X\b)|(Those|That|One|Ones|The one|The ones|All that|All those) (of|that|which|with|by|for)\b|(By|From|To|For|With|Of|At) (it|that|this|these|those|them|which|whom)\b[^a-z]|(So|Such) (that|as|is|are|it|they)\b|(Also|Or|And|But|Else|Likewise)\b)|\b(as (is|are|was|were|do|does|did) (the|a|an|all|those|that)|(was|were|is|are|has|have|had) to\s*[.,;:)]|that they (were|are) to|(it|they) (is|are|was|were) to (be )?(?=[a-z]+[.;,]))", None),
 ]
 COMPILED = [(name, re.compile(pattern), words and re.compile(words)) for name, pattern, words in RULES]
-# Words of the longest sentence that is not "too long".
+# Maximum number of words in a sentence.
 WORDS = 34
-# Lines of a paragraph that are compared with a diff, as a sentence is known by the first line of its paragraph only.
+# Number of lines from the start of a paragraph that are compared with a diff. Only the paragraph's first line is known, not the
+# sentence's.
 SPAN = 6
 HEAD = re.compile(r"^\s*(///|//!|//|\*(?!/)|/\*\*?|#(?![!\[a-z]))\s?")
 POINT = re.compile(r"^\s*([*+-]|\d+\.)\s+")
@@ -48,7 +50,7 @@ def paragraphs(path, text):
 
 
 def markdown(lines):
-    """Paragraphs, list entries and long cells of tables."""
+    """Yields paragraphs, list entries and long cells of tables."""
     held, start, fence = [], 0, False
     for i, line in enumerate(lines, 1):
         body = None
@@ -75,7 +77,7 @@ def markdown(lines):
 
 
 def comments(lines):
-    """Blocks of comments in code and scripts. Of a comment `SAFETY:` the argument."""
+    """Yields blocks of comments in code and scripts. A comment `SAFETY:` is yielded without this word."""
     held, start = [], 0
     for i, line in enumerate(lines, 1):
         m = HEAD.match(line) if "/" in line or "*" in line or "#" in line else None
@@ -91,7 +93,7 @@ def comments(lines):
 
 
 def manual(lines):
-    """Paragraphs of a page in mdoc: its text and the words that macros within a sentence set."""
+    """Yields paragraphs of a page in mdoc. Macros within a sentence count as a word X."""
     held, start = [], 0
     for i, line in enumerate(lines, 1):
         macro = re.match(r"\.(\w\w)\b ?(.*)", line)

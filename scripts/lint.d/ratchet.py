@@ -19,7 +19,7 @@ HEAD = """\
 # Numbers that may only fall, written by scripts/lint --lower: check, number, what is counted. docs/testing.md describes the checks.
 # After a conflict in this file, scripts/lint --lower counts again.
 """
-# Findings that are printed for one row at most.
+# Maximum number of findings that are printed for one row.
 SHOWN = 20
 
 Check = collections.namedtuple("Check", "name find sample what")
@@ -56,7 +56,7 @@ def sample(path):
 
 
 def self_test(check, crates):
-    """Returns what a check finds or misses in its sample against the marks."""
+    """Returns a message for each line of the sample that the check misses, and for each that it finds without a mark WRONG."""
     path = SAMPLES + check.name + ".txt"
     texts, wrong = sample(path)
     found = {(f.file, f.line) for f in check.sample(files.Tree(texts, crates))}
@@ -67,7 +67,7 @@ def self_test(check, crates):
 
 
 def read_baseline():
-    """Returns the numbers of each check by row; of rows on both sides of a conflict the higher one. None without a file."""
+    """Returns the numbers of each check by row. If a merge conflict leaves two numbers for a row, returns the higher one."""
     known = collections.defaultdict(dict)
     try:
         with open(BASELINE, encoding="utf-8") as file:
@@ -91,7 +91,7 @@ def write_baseline(numbers):
 
 
 def compare(check, findings, known, added):
-    """Prints the rows that are higher than the baseline and their findings, those on added lines if there are such."""
+    """Prints the rows that are higher than the baseline, with their findings. Prefers findings on lines added since the baseline."""
     rows = collections.defaultdict(list)
     for finding in findings:
         rows[circles.covered(finding.key, known) if check.name == "circles" else finding.key].append(finding)

@@ -1,5 +1,5 @@
-# Sourced by scripts/lint: compares counts of the tree with scripts/lint-baseline, in which no
-# number may rise.
+# Sourced by scripts/lint. Compares counts of the tree with scripts/lint-baseline, whose numbers may
+# not rise.
 
 # ratchet [--lower]: compares the tree with the baseline, or writes the baseline again.
 ratchet() {
@@ -12,14 +12,15 @@ ratchet() {
 	} | scripts/lint.d/python ratchet.py "$@"
 }
 
-# raised OLD NEW: prints the checks whose sum is higher in baseline NEW. Checks that only one of the
-# baselines has are skipped.
+# raised OLD NEW: prints the checks whose sum is higher in baseline NEW than in OLD. Skips checks that
+# only one of the baselines contains.
 raised() {
 	awk 'FNR == 1 {file++} /^[a-z]/ {sum[file, $1] += $2; if (file == 2) names[$1]}
 		END {for (n in names) if ((1, n) in sum && sum[2, n] > sum[1, n]) printf "%s: %d, was %d\n", n, sum[2, n], sum[1, n]}' "$1" "$2"
 }
 
-# Compares the baseline with the one in HEAD, and that with the one in HEAD's first parent.
+# Fails if a sum in the baseline is higher than in HEAD, or a sum in HEAD higher than in HEAD's first
+# parent.
 baseline_falls() {
 	local bad=0 commit newer older higher
 	[ "$(raised <(printf 'a 1 x\na 2 y\nb 0 -\n') <(printf 'a 3 z\nb 1 x\nc 4 x\n'))" = "b: 1, was 0" ] ||

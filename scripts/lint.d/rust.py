@@ -1,4 +1,4 @@
-"""As much of Rust's and C's syntax as the checks need: comments, strings, braces, functions, `impl` blocks."""
+"""Finds comments, strings, braces, functions and `impl` blocks in Rust and C files."""
 import re
 
 TOKENS = re.compile(
@@ -10,7 +10,7 @@ CLOSING = {"{": "}", "(": ")", "[": "]"}
 
 
 def blank(text):
-    """Returns spaces in place of a text, with its line ends."""
+    """Replaces all characters of a text except line ends by spaces."""
     return re.sub(r"[^\n]", " ", text)
 
 
@@ -82,7 +82,7 @@ def impls(code):
 
 
 def without_generics(head):
-    """Returns the head of an `impl` without what is between angle brackets."""
+    """Returns the head of an `impl` block without its generic parameters."""
     head, before = head.replace("->", "  "), None
     while before != head:
         before, head = head, re.sub(r"<[^<>]*>", " ", head)

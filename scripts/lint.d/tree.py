@@ -1,11 +1,11 @@
-"""The files that a check reads, and what it finds in them."""
+"""Files that a check reads, and its findings."""
 import collections
 import re
 import sys
 
 import rust
 
-# One violation: `key` is the row of scripts/lint-baseline that counts it.
+# A violation of a rule. `key` is the row of scripts/lint-baseline that counts it.
 Finding = collections.namedtuple("Finding", "file line key what")
 
 
@@ -37,9 +37,9 @@ class Tree:
 
 
 def crates(modules_list):
-    """Returns the kernel crates in the order of modules.list, each after the ones that it uses.
+    """Returns the kernel crates in the order of modules.list: each crate after the crates that it uses.
 
-    Benchmarks and test modules are left out. scripts/exlnd builds exlnd, which is in no list.
+    Leaves out benchmarks and test modules. Adds exlnd, which modules.list does not name because only scripts/exlnd builds it.
     """
     rows = [line.split() for line in modules_list.splitlines() if line.strip() and not line.startswith("#")]
     rows = [(row[0], row[1]) for row in rows if not row[0].startswith(("bench/", "tests/"))] + [("exlnd", "lib.rs")]
@@ -72,7 +72,7 @@ def touches(added, path, line, count=1):
 
 
 def load(paths):
-    """Reads files and modules.list, relative to the working directory. Skips what is no longer there."""
+    """Reads files and modules.list, relative to the working directory. Skips files that do not exist."""
     texts = {}
     for path in paths:
         try:

@@ -5,7 +5,7 @@ import re
 import rust
 from tree import Finding
 
-# Maximum number of types with one name, and of files with methods of one type.
+# Maximum number of types with the same name, and maximum number of files with methods of one type.
 NAMES, FILES = 2, 3
 TYPE = re.compile(r"^[ \t]*(?:pub(?:\s*\([^)]*\))?\s+)?(?:unsafe\s+)?(struct|enum|union|trait|type)\s+(\w+)", re.M)
 TRAIT = re.compile(r"^[ \t]*(?:pub(?:\s*\([^)]*\))?\s+)?(?:unsafe\s+)?trait\s+\w+", re.M)

@@ -10,9 +10,9 @@ import rust
 from tree import Finding
 
 CRATES = ("wire", "protocol", "kernel-ext", "extoll-core")
-# Programs, and the highest of these crates that they use.
+# Directories of programs, with the last crate of CRATES that they use.
 PROGRAMS = {"emulator/": "wire", "userland/": "protocol", "cluster/": "wire"}
-# Accessors are kept even if unused: together they are the register map. Aids for test modules have no other users.
+# Unused accessors of registers are accepted, because the accessors together describe the register map. Aids for test modules have no other users.
 EXEMPT = re.compile(r"^(wire/src/regs/|kernel-ext/testing\.rs$)")
 WORD = re.compile(r"[A-Za-z_]\w*")
 USE = re.compile(r"^[ \t]*(?:pub(?:\s*\([^)]*\))?\s+)?use\s[^;]*;", re.M)
