@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Address translation formats: NLA, GAT entry, GAT base entry, commands (HW §11).
+//! Address translation formats (HW §11): NLAs, GAT entries, GAT base entries and commands.
 
 use crate::ids::{BusAddr, Nla, Vpid};
 use core::fmt;
 
-/// Entries of one GAT.
+/// Number of entries of a GAT.
 pub const GAT_ENTRIES: u32 = 1 << 18;
-/// Bytes and alignment of one GAT in host memory.
+/// Size and alignment of a GAT in host memory, in bytes.
 pub const GAT_BYTES: u64 = 2 << 20;
 /// Size code of the largest page, 1 GiB.
 pub const MAX_SIZE_CODE: u8 = 18;
-/// Largest page count of one flush command.
+/// Maximum number of pages that one command flushes.
 pub const MAX_FLUSH: u32 = 1024;
 
 bits! {
-    /// The fields of an NLA.
+    /// Fields of an NLA.
     pub struct NlaParts {
         /// Byte offset in the 4 KiB page.
         offset / with_offset: u16 [11:0];
@@ -40,9 +40,9 @@ impl From<NlaParts> for Nla {
 bits! {
     /// GAT base table entry on the chip.
     pub struct GatBase {
-        /// GAT address `[51:21]`.
+        /// Bits `[51:21]` of the GAT's address.
         gat_2m / with_gat_2m: u64 [30:0];
-        /// Valid.
+        /// The entry is valid.
         valid / with_valid: bool [31:31];
     }
 }
@@ -62,24 +62,24 @@ impl GatBase {
         BusAddr(self.gat_2m() << 21)
     }
 
-    /// Returns the address of GAT entry `index` (18 bits used).
+    /// Returns the address of GAT entry `index`, of which the low 18 bits are used.
     pub const fn entry_addr(self, index: u32) -> BusAddr {
         BusAddr((self.gat_2m() << 21) + 8 * (index % GAT_ENTRIES) as u64)
     }
 }
 
 bits! {
-    /// GAT entry in host memory; 0 is invalid.
+    /// GAT entry in host memory. The value 0 is invalid.
     pub struct GatEntry {
         /// Remote nodes may read the page.
         read / with_read: bool [0:0];
         /// Remote nodes may write the page.
         write / with_write: bool [1:1];
-        /// VPID that owns the page (eight bits used).
+        /// VPID that owns the page; NICs use eight bits of it.
         vpid / with_vpid: u16 [11:2];
-        /// Page address `[51:12]`.
+        /// Bits `[51:12]` of the page address.
         page / with_page: u64 [51:12];
-        /// Page size code: 4 KiB << code.
+        /// Page size code. The page has 4 KiB << code.
         size / with_size: u8 [63:59];
     }
 }
@@ -91,7 +91,7 @@ pub enum Fault {
     Invalid,
     /// The entry belongs to another VPID.
     Vpid,
-    /// Access not allowed.
+    /// The page may not be read or written as requested.
     Access,
     /// Reserved bits are set, or the size code is above [`MAX_SIZE_CODE`].
     Malformed,
@@ -129,14 +129,14 @@ impl GatEntry {
         self.0 != 0 && self.0 & !Self::KNOWN == 0 && self.size() <= MAX_SIZE_CODE
     }
 
-    /// Returns the entry without the page address bits that the NLA supplies, so that all entries
-    /// of one large page are equal. The size code must not exceed [`MAX_SIZE_CODE`].
+    /// Returns the entry with the page address bits cleared that the NLA supplies. All entries of
+    /// one large page then are equal. The size code must not exceed [`MAX_SIZE_CODE`].
     pub const fn start(self) -> Self {
         self.with_page(self.page() >> self.size() << self.size())
     }
 
-    /// Translates `nla` for `vpid` and checks owner and access. With size code s, the low s bits of
-    /// the page number come from the NLA (G17).
+    /// Translates `nla` for `vpid`. Fails if the page has another owner or does not allow the
+    /// access. With size code s, the low s bits of the page number come from the NLA (G17).
     pub const fn translate(self, nla: Nla, vpid: Vpid, write: bool) -> Result<BusAddr, Fault> {
         if self.0 == 0 {
             return Err(Fault::Invalid);
@@ -156,18 +156,18 @@ impl GatEntry {
 }
 
 bits! {
-    /// Word of `cmd_interface`. The meaning of its operands depends on the opcode. Checked form:
-    /// [`Command`].
+    /// Register word of `cmd_interface`. The meaning of the operands depends on the opcode.
+    /// [`Command`] is the decoded form.
     pub struct CommandWord {
         /// Flush: GAT entry index.
         entry / with_entry: u32 [17:0];
         /// Flush: GAT index.
         gat / with_gat: u16 [27:18];
-        /// Flush: pages − 1.
+        /// Flush: number of pages − 1.
         count_minus_1 / with_count_minus_1: u16 [37:28];
         /// Fence, notification: host address.
         address / with_address: u64 [47:0];
-        /// Flush VPID: VPID.
+        /// Flush of a VPID: the VPID.
         vpid / with_vpid: u16 [9:0];
         /// Opcode.
         opcode / with_opcode: u8 [63:60];
@@ -177,16 +177,16 @@ bits! {
 /// ATU commands (HW §11.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Command {
-    /// 1: drops cached translations of consecutive entries.
+    /// 1: drops cached translations of consecutive GAT entries.
     FlushPages {
         /// GAT index, 0…1023.
         gat: u16,
-        /// First GAT entry.
+        /// First GAT entry to flush.
         entry: u32,
-        /// Entries, 1…1024.
+        /// Number of entries, 1…1024.
         count: u32,
     },
-    /// 2: drops all cached translations of a VPID.
+    /// 3: fence, after which the ATU writes an answer to this address.
     FlushVpid(Vpid),
     /// 3: fence; the ATU writes an answer to this address.
     Fence(BusAddr),
@@ -242,7 +242,7 @@ impl Command {
         }
     }
 
-    /// Decodes a register value. Bits outside of the command's operands are ignored.
+    /// Decodes a register value. Ignores bits outside of the command's operands.
     pub const fn decode(word: CommandWord) -> Result<Self, CommandError> {
         Ok(match word.opcode() {
             1 => Command::FlushPages {

@@ -22,8 +22,8 @@ pub(crate) const fn set(raw: u64, hi: u32, lo: u32, value: u64) -> u64 {
 
 /// Declares a newtype over `u64` with one getter and one `with_…` setter per field.
 ///
-/// Setters keep only as many low bits of the value as the field has. `FIELDS` lists (name, msb,
-/// lsb).
+/// A setter drops the bits of its value that exceed the field. `FIELDS` lists the (name, msb, lsb)
+/// of each field.
 macro_rules! bits {
     (
         $(#[$meta:meta])*

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Allocation of the SMFU window and its intervals (HW §12).
+//! Layout of the SMFU window and its intervals (HW §12).
 
 use crate::ids::BusAddr;
 use crate::quirks;
@@ -7,21 +7,21 @@ use crate::regs::smfu::INTERVALS;
 
 /// Granularity of intervals in bytes.
 pub const PAGE: u64 = 4096;
-/// Number of intervals that software configures, including interval 0 (HW §3.6), which leads to the
+/// Number of intervals that software configures. Interval 0 is included (HW §3.6). It leads to the
 /// register files of remote nodes.
 pub const USABLE: u32 = INTERVALS - 1;
 
-/// Address range `start..end` of offsets in the window.
+/// Range `start..end` of byte offsets in the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// Offset of the first byte.
     pub start: u64,
-    /// Offset behind the last byte.
+    /// Offset after the last byte.
     pub end: u64,
 }
 
 impl Span {
-    /// Returns whether the two ranges have a byte in common.
+    /// Returns whether the two ranges overlap.
     #[must_use]
     pub const fn meets(&self, other: &Span) -> bool {
         self.start < other.end && other.start < self.end
@@ -33,5 +33,5 @@ impl Span {
     }
 }
 
-/// Base of intervals for which nothing is opened (G18).
+/// Base address of an interval while no memory is mapped into it (G18).
 pub const UNMAPPED_BASE: BusAddr = BusAddr(quirks::UNMAPPED_ADDRESS);

@@ -1,38 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Write-combining buffers of requester pages: state word, credit accounting and replay after a
-//! retry (HW §8).
+//! Write-combining buffers of requester pages (HW §8): state word, credits, and replay of dropped
+//! packets.
 //!
-//! Software numbers the packets of a VPID modulo 256 and keeps a copy of each until the NIC has
-//! committed it. [`Credits`] counts the packets. [`Replay`] is the five-step repair after the NIC
-//! dropped packets. Both do no I/O: the caller accesses the state register
-//! ([`crate::regs::wcbuf::state`]) and pushes packets.
+//! Software numbers the packets of a VPID modulo 256 and keeps a copy of each packet until the NIC
+//! has committed the packet. [`Credits`] counts the packets. [`Replay`] performs the five repair
+//! steps after the NIC dropped packets. Both types do no I/O. The caller accesses the state
+//! register ([`crate::regs::wcbuf::state`]) and pushes packets.
 
 use core::fmt;
 
-/// Maximum number of outstanding packets: one less than the 256 numbers, so that full and empty
-/// differ.
+/// Maximum number of outstanding packets. It is one less than the 256 packet numbers, so that a
+/// full and an empty buffer differ.
 pub const MAX_OUTSTANDING: u8 = 255;
-/// Number of entries of the copy buffer for replay.
+/// Number of packet copies that are kept for replay.
 pub const COPIES: usize = 256;
-/// Mask that opening a VPID applies to the state; it clears all bits except `[55:24]` (HW §3.3).
+/// Mask that software applies to the state when it opens a VPID. Only bits `[55:24]` are kept (HW
+/// §3.3).
 pub const OPEN_MASK: u64 = 0x00FF_FFFF_FF00_0000;
 
-/// Offset in a requester page of the store that marks a fence. MODEL: only an emulator that
-/// requests it ([`crate::regs::info::Driver::wants_marks`]) may receive such a store. Descriptors
-/// never reach this offset.
+/// Offset in a requester page of a store that marks a fence. Descriptors never reach this offset.
+/// MODEL: only an emulator that requests it ([`crate::regs::info::Driver::wants_marks`]) may
+/// receive this store.
 pub const MARK: u16 = 0xFF8;
 
 bits! {
-    /// State word of a VPID's write-combining buffer. Bits outside of the fields are unknown and
-    /// stay unchanged.
+    /// State word of a VPID's write-combining buffer. Software must not change bits outside of the
+    /// fields, because their meaning is unknown.
     pub struct State {
         /// Number of accepted packets, modulo 256.
         committed_count / with_committed_count: u8 [7:0];
-        /// The NIC could not buffer a packet, and dropped it and all later ones.
+        /// The NIC could not buffer a packet. It dropped this packet and all later ones.
         retry / with_retry: bool [32:32];
-        /// Assembly toggle.
+        /// Toggle of the packet assembly. It equals `streamout` if no packet is in flight.
         assembly / with_assembly: bool [33:33];
-        /// Stream-out toggle.
+        /// Toggle of the stream-out stage.
         streamout / with_streamout: bool [34:34];
         /// Number of packets dropped since `retry` was set.
         retry_count / with_retry_count: u8 [63:56];
@@ -40,7 +41,7 @@ bits! {
 }
 
 impl State {
-    /// Returns whether no packet is in flight between assembly and stream-out.
+    /// Returns whether no packet is between the assembly and the stream-out stage.
     pub const fn is_idle(self) -> bool {
         self.assembly() == self.streamout()
     }
@@ -50,8 +51,8 @@ impl State {
         self.retry() && self.retry_count() != 0
     }
 
-    /// Returns the value that ends the retry state: `retry` and `retry_count` are cleared, the
-    /// other bits unchanged.
+    /// Returns the value that ends the retry state. It has `retry` and `retry_count` cleared, and
+    /// all other bits unchanged.
     #[must_use]
     pub const fn cleared(self) -> Self {
         self.with_retry(false).with_retry_count(0)
@@ -63,12 +64,13 @@ impl State {
         Self(self.0 & OPEN_MASK)
     }
 
-    /// Returns the value with which a port starts, whatever its last owner left behind: like
-    /// [`State::opened`], but outside of the retry state and with equal toggles.
+    /// Returns the state with which a port starts, regardless of the previous owner's packets. Like
+    /// [`State::opened`], it keeps the bits of [`OPEN_MASK`]. In addition, it ends the retry state
+    /// and makes the toggles equal.
     ///
-    /// Toggles that were read while a packet was in flight and then written back would differ for
-    /// ever; the next repair would wait for them in vain. A state of all ones carries no
-    /// information, so the result is the same as for 0.
+    /// A write of toggles that were read while a packet was in flight would make them differ
+    /// permanently. The next replay would then wait for equal toggles until its deadline. A state
+    /// of all ones carries no information, so the result is the same as for 0.
     #[must_use]
     pub const fn fresh(self) -> Self {
         if self.is_all_ones() {
@@ -79,7 +81,7 @@ impl State {
             .with_assembly(self.streamout())
     }
 
-    /// Returns whether the state is all ones, which reads of a vanished device return.
+    /// Returns whether the state is all ones. Reads of an absent device return this value.
     pub const fn is_all_ones(self) -> bool {
         self.0 == u64::MAX
     }
@@ -101,14 +103,15 @@ pub enum Verdict {
         /// Number of packets dropped when the state was read.
         dropped: u8,
     },
-    /// All ones: the device is absent or did not answer this read. Carries no information about the
-    /// packets.
+    /// The state is all ones, because the device is absent or did not answer the read. It carries
+    /// no information about the packets.
     Unread,
-    /// The count went backwards or beyond the packets sent. The VPID cannot be used any more.
+    /// The committed count went backwards or exceeds the number of packets sent. The VPID is
+    /// unusable.
     Desync {
-        /// Count that the hardware reports.
+        /// Count that the NIC reports.
         committed: u8,
-        /// Count that was read last.
+        /// Count of the previous state word.
         known: u8,
         /// Number of the next packet.
         pwp: u8,
@@ -160,18 +163,19 @@ impl Credits {
         self.committed
     }
 
-    /// Returns the number of packets that may be unfinished according to the last state.
+    /// Returns the number of packets that the last state word did not report as committed.
     pub const fn outstanding(&self) -> u8 {
         self.pwp.wrapping_sub(self.committed)
     }
 
-    /// Returns the number of packets that may be sent without reading the state register, 0…255.
+    /// Returns the number of packets that may be sent before the state register is read again,
+    /// 0…255.
     pub const fn room(&self) -> u8 {
         MAX_OUTSTANDING - self.outstanding()
     }
 
     /// Allocates the number of the next packet; `None` without credit. The caller stores the copy
-    /// at this index and then pushes the packet.
+    /// of the packet at this index and then pushes the packet.
     #[must_use]
     pub fn take(&mut self) -> Option<u8> {
         if self.room() == 0 {
@@ -221,20 +225,21 @@ pub enum Event {
     Sent,
 }
 
-/// Action that the caller of [`Replay`] must perform next.
+/// Action that [`Replay`] requests from its caller.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
-    /// Read the state register, then report [`Event::State`]. The caller paces these reads and
-    /// gives up at its deadline or if the device is absent. After a state of all ones, the read is
-    /// requested again.
+    /// The caller reads the state register, then reports [`Event::State`]. The caller also limits
+    /// the rate of these reads, and gives up at its deadline or if the device is absent. After a
+    /// state of all ones, another read is requested.
     ReadState,
-    /// Write this value to the state register, then report [`Event::Written`].
+    /// The caller writes this value to the state register, then reports [`Event::Written`].
     WriteState(State),
-    /// Push the copy with this number followed by a store fence, then report [`Event::Sent`].
+    /// The caller pushes the copy with this number and executes a store fence, then reports
+    /// [`Event::Sent`].
     Send(u8),
     /// All packets are committed.
     Done,
-    /// The replay has failed; the state machine stays in this state.
+    /// The replay has failed. All further events lead to this action again.
     Failed(Failure),
 }
 
@@ -243,14 +248,14 @@ pub enum Action {
 pub enum Failure {
     /// The committed count is outside of the possible range.
     Desync {
-        /// Count that the hardware reports.
+        /// Count that the NIC reports.
         committed: u8,
-        /// Count that was read last.
+        /// Count of the previous state word.
         known: u8,
         /// Number of the next packet.
         pwp: u8,
     },
-    /// The reported event does not answer the last action.
+    /// The reported event does not belong to the last action.
     Protocol,
 }
 
@@ -269,14 +274,14 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Steps of HW §8.
+/// Step of a replay (HW §8).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Step {
-    /// Step 1: waits until assembly = streamout.
+    /// Step 1: waits until the toggles `assembly` and `streamout` are equal.
     WaitIdle,
     /// Step 2: waits until all packets that are not committed are counted as dropped.
     WaitDropped,
-    /// Step 3: the state is being written with the retry fields cleared.
+    /// Step 3: waits until the state with cleared retry fields is written.
     Clearing,
     /// Step 3: waits until `retry_count` reads 0.
     WaitCleared,
@@ -290,7 +295,7 @@ enum Step {
     Failed(Failure),
 }
 
-/// Repair after a retry, HW §8 steps 1–5, as a state machine without I/O.
+/// State machine without I/O for the repair after a retry (HW §8, steps 1–5).
 ///
 /// ```
 /// use wire::wcbuf::{Action, Credits, Event, Replay, State};
@@ -344,8 +349,8 @@ impl Replay {
         self.resent
     }
 
-    /// Returns the number of passes through steps 1–5 so far: 1, or more if the NIC dropped packets
-    /// during the replay.
+    /// Returns the number of passes through steps 1–5 so far. It exceeds 1 if the NIC dropped
+    /// packets during the replay.
     pub const fn rounds(&self) -> u32 {
         self.rounds
     }
@@ -363,8 +368,8 @@ impl Replay {
         }
     }
 
-    /// Returns the next action after `event`. `credits` must be those of the VPID and must not
-    /// change otherwise during the replay.
+    /// Returns the next action after `event`. `credits` must belong to the same VPID. Only this
+    /// function may change them during the replay.
     pub fn step(&mut self, credits: &mut Credits, event: Event) -> Action {
         match (self.step, event) {
             (Step::Done | Step::Failed(_), _) => {}
@@ -382,8 +387,8 @@ impl Replay {
                 Step::WaitIdle | Step::WaitDropped | Step::WaitCleared | Step::WaitOk,
                 Event::State(state),
             ) => match credits.on_state(state) {
-                // The caller must find out whether the device is absent. The state of its packets
-                // is unchanged.
+                // The caller must check whether the device is absent. The state of the packets is
+                // unknown until another read succeeds.
                 Verdict::Unread => {}
                 Verdict::Desync {
                     committed,
@@ -405,11 +410,11 @@ impl Replay {
         self.action()
     }
 
-    /// Performs the steps that wait for a state, which `credits` has already processed.
+    /// Performs the steps that wait for a state. `credits` has already processed the state.
     fn on_state(&mut self, credits: &Credits, state: State) -> Action {
         if self.step == Step::WaitOk && state.needs_replay() {
-            // Starts over, because packets were dropped again. The caller's deadline bounds the
-            // number of rounds.
+            // Restarts at step 1, because packets were dropped again. The caller's deadline limits
+            // the number of passes.
             self.rounds = self.rounds.saturating_add(1);
             self.step = Step::WaitIdle;
         }

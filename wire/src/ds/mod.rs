@@ -2,9 +2,10 @@
 //! Direct Sockets over Extoll (EXT-DS): formats of the messages between the two ends of a stream
 //! (docs/ds-protocol.md).
 //!
-//! Data travels in VELO messages of up to 120 bytes, whose user tag is the [`Kind`], and in RMA
-//! GETs from the send ring of its writer. A message of a stream begins with a [`Head`], which names
-//! the connection and the sender's position in the stream. The code neither allocates nor copies.
+//! The sender transfers data in VELO messages of up to 120 bytes, whose user tag is the [`Kind`].
+//! The receiver can also read data with RMA GETs from the send ring of the sender. A message of a
+//! stream begins with a [`Head`], which names the connection and the sender's position in the
+//! stream. This module neither allocates nor copies memory.
 
 mod seq;
 mod setup;
@@ -18,31 +19,31 @@ pub use stream::{
 
 use crate::ids::Vpid;
 
-/// Version of the protocol; other versions are declined.
+/// Version of the protocol. A server declines all other versions.
 pub const VERSION: u8 = 1;
-/// VPID for negotiation on every node.
+/// VPID to which negotiation messages are sent on every node.
 pub const SERVICE: Vpid = Vpid::DS;
 /// Traffic class of all VELO messages and GETs.
 pub const TRAFFIC_CLASS: u8 = 2;
-/// End of the NLAs: 40 bits (HW §11.1).
+/// Limit of NLAs, which have 40 bits (HW §11.1).
 const NLA_SPACE: u64 = 1 << 40;
 
-/// Kind of a message, which is its user tag.
+/// Kind of a message. Its code is the user tag of the VELO message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// Bytes of the stream.
     Velo,
-    /// Bytes of the stream that end a write; also acknowledges received data.
+    /// Bytes of the stream that end a write. The message also acknowledges received data.
     VeloLast,
     /// Bytes of the stream in the send ring, which the receiver may GET.
     RmaInfo,
-    /// Acknowledgement and free space of the receive ring; may request an answer.
+    /// Acknowledgement and free space of the receive ring. The sender may request an answer.
     RmaAvail,
     /// End of the stream, or of the connection after an error.
     Shutdown,
     /// Bytes of the stream outside of the send ring, which the receiver may GET.
     RmaSource,
-    /// Withdrawal of such bytes: the receiver must not GET any more of them.
+    /// Withdrawal of bytes that `RmaSource` announced. The receiver must not GET any more of them.
     RmaCut,
     /// Answer to a withdrawal, with the number of bytes that the receiver will not GET.
     RmaCutDone,
@@ -56,9 +57,11 @@ pub enum Kind {
     Cancel,
     /// Notice of the server that it has accepted the connection.
     Accept,
-    /// Confirmation of the client that it uses the connection. No end falls back to TCP afterwards.
+    /// Confirmation of the client that it uses the connection. After this message, the connection
+    /// cannot fall back to TCP.
     Confirm,
-    /// Notice of the client that it uses TCP; messages of this connection are void.
+    /// Notice of the client that it uses TCP instead. The server ignores further messages of this
+    /// connection.
     Fallback,
 }
 
@@ -107,15 +110,16 @@ impl Kind {
         None
     }
 
-    /// Returns whether messages of this kind belong to a connection; the others go to [`SERVICE`].
+    /// Returns whether messages of this kind belong to a stream. All other messages are sent to
+    /// [`SERVICE`].
     #[must_use]
     pub const fn is_stream(self) -> bool {
         self.tag() < 0x20
     }
 }
 
-/// Name of a connection, chosen by one node: an index into its table, and a generation that counts
-/// earlier uses of that index.
+/// Name of a connection that one node has chosen. It consists of an index into the node's table and
+/// a generation, which counts earlier uses of that index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ConnId(u32);
 
@@ -125,20 +129,20 @@ impl ConnId {
     /// Number of bits of the index.
     pub const INDEX_BITS: u32 = 14;
 
-    /// Returns the name with these values; excess bits are dropped.
+    /// Returns the name with these values. Drops excess bits.
     #[must_use]
     pub const fn new(index: u32, generation: u32) -> Self {
         let index = index & ((1 << Self::INDEX_BITS) - 1);
         Self::from_low_bits((generation << Self::INDEX_BITS) | index)
     }
 
-    /// Converts from the low 24 bits of `raw`.
+    /// Returns the name in the low 24 bits of `raw`.
     #[must_use]
     pub const fn from_low_bits(raw: u32) -> Self {
         Self(raw & ((1 << Self::BITS) - 1))
     }
 
-    /// Returns the 24 bits.
+    /// Returns the name as a number of 24 bits.
     #[must_use]
     pub const fn raw(self) -> u32 {
         self.0

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Positions in a stream.
 
-/// Position in a stream, modulo 2^32: a random start value plus the number of bytes before it,
-/// where the end of the stream counts as one byte. Compared positions must be less than 2^31 apart.
+/// Position in a stream, modulo 2^32. It is a random start value plus the number of bytes before
+/// the position, where the end of the stream counts as one byte. Compared positions must be less
+/// than 2^31 apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Seq(pub u32);
 
 impl Seq {
-    /// Returns the position `n` bytes later.
+    /// Returns the position `n` bytes after this position.
     #[inline]
     #[must_use]
     pub const fn plus(self, n: u32) -> Self {

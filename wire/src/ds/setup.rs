@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Messages that negotiate a connection (docs/ds-protocol.md, Negotiation). All are sent to the
+//! Messages that negotiate a connection (docs/ds-protocol.md, Negotiation). They are sent to the
 //! service VPID.
 
 use super::stream::{Reject, Rejected};
 use super::{ConnId, Kind, Seq, NLA_SPACE, VERSION};
 use crate::ids::{Nla, Vpid};
 
-/// Allowed ring sizes, as powers of two of bytes.
+/// Allowed ring sizes: binary logarithms of the number of bytes.
 const RING_LOG2: core::ops::RangeInclusive<u8> = 12..=24;
 
 bits! {
@@ -14,15 +14,16 @@ bits! {
     pub struct SetupWord {
         /// Version of the protocol.
         version / with_version: u8 [7:0];
-        /// Code of the reason, in [`Kind::Decline`].
+        /// Code of the reason in [`Kind::Decline`].
         reason / with_reason: u8 [15:8];
-        /// Size of the sender's send ring in bytes, as a power of two.
+        /// Binary logarithm of the size of the sender's send ring in bytes.
         send / with_send: u8 [20:16];
-        /// Size of the sender's receive ring in bytes, as a power of two.
+        /// Binary logarithm of the size of the sender's receive ring in bytes.
         receive / with_receive: u8 [28:24];
-        /// The sender supports [`Kind::RmaSource`]. Used in [`Kind::Connect`] and [`Kind::Accept`].
+        /// True if the sender supports [`Kind::RmaSource`]. Used in [`Kind::Connect`] and
+        /// [`Kind::Accept`].
         sources / with_sources: bool [29:29];
-        /// Random number of the client.
+        /// Random number that the client chooses.
         cookie / with_cookie: u32 [63:32];
     }
 }
@@ -38,7 +39,7 @@ bits! {
 }
 
 bits! {
-    /// Third quadword: the sender's VPIDs and the start of its stream.
+    /// Third quadword: VPIDs of the sender, and start of its stream.
     pub struct PlaceWord {
         /// VPID of the sender's mailbox.
         velo / with_velo: u16 [7:0];
@@ -59,12 +60,12 @@ bits! {
     }
 }
 
-/// Send ring of one end.
+/// Send ring of one end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ring {
-    /// Address of the ring, for GETs of the peer.
+    /// Address of the ring for the peer's GETs.
     pub nla: Nla,
-    /// Size in bytes as a power of two, 12…24.
+    /// Binary logarithm of the size in bytes, 12…24.
     pub log2: u8,
 }
 
@@ -76,26 +77,26 @@ impl Ring {
     }
 }
 
-/// One end of a connection, as its peer needs it.
+/// Properties of one end of a connection that the peer needs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Endpoint {
     /// Name of the connection at this end.
     pub id: ConnId,
-    /// VPID of the mailbox.
+    /// VPID of the mailbox of this end.
     pub velo: Vpid,
-    /// VPID of the send ring.
+    /// VPID of the send ring of this end.
     pub rma: Vpid,
     /// Position of the first byte that this end sends.
     pub isn: Seq,
-    /// Send ring.
+    /// Send ring of this end.
     pub ring: Ring,
-    /// Size of the receive ring in bytes as a power of two, 12…24.
+    /// Binary logarithm of the size of the receive ring in bytes, 12…24.
     pub receive_log2: u8,
-    /// True if this end supports [`Kind::RmaSource`]; older versions do not.
+    /// True if this end supports [`Kind::RmaSource`]. Older versions do not support it.
     pub sources: bool,
 }
 
-/// TCP addresses and ports of a connection. IPv4 addresses are mapped (`::ffff:a.b.c.d`).
+/// TCP addresses and ports of a connection. IPv4 addresses have the form `::ffff:a.b.c.d`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Tuple {
     /// Address of the client.
@@ -111,24 +112,24 @@ pub struct Tuple {
 /// Contents of [`Kind::Connect`] and [`Kind::Cancel`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Connect {
-    /// Random number, repeated in answers.
+    /// Random number that answers repeat.
     pub cookie: u32,
-    /// Client's end.
+    /// End of the client.
     pub client: Endpoint,
-    /// TCP name of the connection.
+    /// TCP addresses and ports of the connection.
     pub tuple: Tuple,
 }
 
-/// Reason why a server declines.
+/// Reason why a server declines a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Decline {
-    /// Another version of the protocol.
+    /// The server has another version of the protocol.
     Version,
-    /// No suitable socket listens on that port.
+    /// No suitable socket listens on the server's port.
     NoListener,
-    /// Too many connections of this node wait to be accepted.
+    /// Too many connections of the client's node wait to be accepted.
     Busy,
-    /// Shortage of memory or another resource.
+    /// The server lacks memory or another resource.
     Resources,
     /// Direct sockets are disabled on the server.
     Off,
@@ -144,13 +145,13 @@ impl Decline {
         Self::Off,
     ];
 
-    /// Returns the code in a message, from 1 on.
+    /// Returns the code of the reason in a message, at least 1.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8 + 1
     }
 
-    /// Converts from the code in a message.
+    /// Returns the reason with this code.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code.checked_sub(1)?)).copied()
@@ -160,23 +161,23 @@ impl Decline {
 /// Negotiation message other than [`Connect`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Answer {
-    /// [`Kind::Offer`], to the client.
+    /// [`Kind::Offer`], which the server sends.
     Offer,
-    /// [`Kind::Decline`], to the client.
+    /// [`Kind::Decline`], which the server sends.
     Decline(Decline),
-    /// [`Kind::Accept`], to the client.
+    /// [`Kind::Accept`], which the server sends.
     Accept(Endpoint),
-    /// [`Kind::Confirm`], to the server.
+    /// [`Kind::Confirm`], which the client sends.
     Confirm,
-    /// [`Kind::Fallback`], to the server.
+    /// [`Kind::Fallback`], which the client sends.
     Fallback,
 }
 
 /// Reason why a negotiation message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SetupError {
-    /// The message has another version. The client's cookie and name are at the positions of
-    /// version 1.
+    /// The sender has another version of the protocol. The cookie and the name are read from their
+    /// positions in version 1.
     Version {
         /// Random number of the client.
         cookie: u32,
@@ -197,7 +198,7 @@ impl From<Rejected> for SetupError {
 const CONNECT_WORDS: usize = 9;
 /// Number of quadwords of [`Kind::Accept`].
 const ACCEPT_WORDS: usize = 4;
-/// Number of quadwords of the other kinds.
+/// Number of quadwords of the other kinds of messages.
 const SHORT_WORDS: usize = 2;
 
 const fn names(to: ConnId, from: ConnId) -> u64 {
@@ -303,13 +304,14 @@ impl Connect {
         ]
     }
 
-    /// Decodes a message of `len` bytes; `word` returns a quadword by its index.
+    /// Decodes a message of `len` bytes. `word` returns a quadword of the message by its index.
     ///
     /// # Errors
     ///
     /// The message has another version or is malformed.
     pub fn parse(len: u16, word: impl Fn(usize) -> u64) -> Result<Self, SetupError> {
-        // Messages of other versions may have other lengths, but contain at least these two words.
+        // Messages of other versions may have other lengths, but begin with the two quadwords read
+        // here.
         if usize::from(len) >= 8 * SHORT_WORDS {
             version(&word)?;
         }
@@ -328,14 +330,14 @@ impl Connect {
     }
 }
 
-/// [`Answer`] with the names of its connection.
+/// [`Answer`] with the names of its connection at both ends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Answered {
     /// Random number of the client.
     pub cookie: u32,
     /// Name of the connection at the receiver.
     pub to: ConnId,
-    /// Name of the connection at the sender; 0 before it has one.
+    /// Name of the connection at the sender; 0 before the sender has chosen a name.
     pub from: ConnId,
     /// Contents of the message.
     pub answer: Answer,
@@ -354,7 +356,7 @@ impl Answered {
         }
     }
 
-    /// Returns the quadwords and their number.
+    /// Returns the quadwords of the message and their number.
     #[must_use]
     pub const fn words(&self) -> ([u64; ACCEPT_WORDS], usize) {
         let (word, names) = (first(self.cookie), names(self.to, self.from));
@@ -371,7 +373,8 @@ impl Answered {
         }
     }
 
-    /// Decodes a message of `len` bytes and kind `kind`; `word` returns a quadword by its index.
+    /// Decodes a message of `len` bytes and kind `kind`. `word` returns a quadword of the message
+    /// by its index.
     ///
     /// # Errors
     ///

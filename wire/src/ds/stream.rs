@@ -20,13 +20,14 @@ bits! {
         seq / with_seq: u32 [31:0];
         /// Name of the connection at the receiver.
         conn / with_conn: u32 [55:32];
-        /// Number of marks in the stream before this position, modulo 256; senders write 0.
+        /// Number of marks in the stream before this position, modulo 256. Senders write 0, because
+        /// this version has no marks.
         marks / with_marks: u8 [63:56];
     }
 }
 
 bits! {
-    /// Second quadword of messages with an acknowledgement.
+    /// Second quadword of messages that acknowledge data.
     pub struct AckWord {
         /// Position up to which all data was received.
         ack / with_ack: u32 [31:0];
@@ -50,7 +51,7 @@ bits! {
     pub struct AvailWord {
         /// The sender requests an answer.
         ask / with_ask: bool [0:0];
-        /// The data behind `ack` was lost and must be sent again.
+        /// The data after `ack` was lost and must be sent again.
         again / with_again: bool [1:1];
         /// Name of the connection at the sender of this message.
         own / with_own: u32 [55:32];
@@ -60,10 +61,10 @@ bits! {
 bits! {
     /// Third quadword of [`Kind::RmaCut`] and [`Kind::RmaCutDone`].
     pub struct CutWord {
-        /// Position behind the withdrawn bytes.
+        /// Position after the last withdrawn byte.
         end / with_end: u32 [31:0];
-        /// Number of bytes before that position that are withdrawn, or that the receiver will not
-        /// GET.
+        /// Number of bytes before `end`. [`Kind::RmaCut`] withdraws them, and [`Kind::RmaCutDone`]
+        /// promises not to GET them.
         bytes / with_bytes: u32 [63:32];
     }
 }
@@ -76,18 +77,18 @@ bits! {
     }
 }
 
-/// Position of a message in a stream.
+/// Connection of a message, and position of the message in the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Head {
     /// Name of the connection at the receiver.
     pub conn: ConnId,
-    /// Sender's position in its stream: that of the message's data, or of the data to come.
+    /// Position in the sender's stream. If the message has no data, the position of the next data.
     pub seq: Seq,
-    /// Number of marks before that position; 0.
+    /// Number of marks before the position, always 0.
     pub marks: u8,
 }
 
-/// Acknowledgement: data that the sender of the message has received.
+/// Acknowledgement of data that the sender of the message has received.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ack {
     /// Position up to which all data was received.
@@ -99,11 +100,11 @@ pub struct Ack {
 /// Reason why a stream ends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ended {
-    /// The sender has sent all data; the other direction continues.
+    /// The sender has sent all data. The other direction continues.
     Finished,
     /// The connection was aborted.
     Reset,
-    /// The connection is unknown to the sender of the message.
+    /// The sender of the message does not know the connection.
     Unknown,
     /// The peer violated the protocol.
     Violation,
@@ -138,37 +139,37 @@ impl Ended {
 }
 
 /// Message of a stream. The data of [`Message::Velo`] and [`Message::VeloLast`] follows the
-/// quadwords of [`Message::words`] and fills the message.
+/// quadwords of [`Message::words`], up to the end of the message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Message {
-    /// See [`Kind::Velo`].
+    /// Bytes of the stream, see [`Kind::Velo`].
     Velo {
         /// Position of the message.
         head: Head,
         /// Number of bytes, 1…[`MORE_DATA`].
         len: u16,
     },
-    /// See [`Kind::VeloLast`].
+    /// Bytes that end a write, see [`Kind::VeloLast`].
     VeloLast {
         /// Position of the message.
         head: Head,
         /// Acknowledgement.
         ack: Ack,
-        /// Number of bytes, 1…[`LAST_DATA`].
+        /// Number of stream bytes, 1…[`LAST_DATA`].
         len: u16,
     },
-    /// See [`Kind::RmaInfo`].
+    /// Announcement of bytes in the send ring, see [`Kind::RmaInfo`].
     RmaInfo {
         /// Position of the message.
         head: Head,
         /// Acknowledgement.
         ack: Ack,
-        /// Number of bytes, at least 1.
+        /// Number of announced bytes, at least 1.
         len: u32,
         /// True if the bytes end a write.
         push: bool,
     },
-    /// See [`Kind::RmaAvail`].
+    /// Acknowledgement and free space, see [`Kind::RmaAvail`].
     RmaAvail {
         /// Position of the message.
         head: Head,
@@ -176,51 +177,51 @@ pub enum Message {
         ack: Ack,
         /// True if an answer is requested.
         ask: bool,
-        /// True if the data behind `ack` must be sent again.
+        /// True if the data after `ack` must be sent again.
         again: bool,
         /// Name of the connection at the sender of this message.
         own: ConnId,
     },
-    /// See [`Kind::Shutdown`].
+    /// End of the stream, see [`Kind::Shutdown`].
     Shutdown {
-        /// Position of the end.
+        /// Position of the end of the stream.
         head: Head,
         /// Acknowledgement.
         ack: Ack,
-        /// Reason of the end.
+        /// Reason why the stream ends.
         how: Ended,
     },
-    /// See [`Kind::RmaSource`].
+    /// Announcement of bytes outside of the send ring, see [`Kind::RmaSource`].
     RmaSource {
         /// Position of the message.
         head: Head,
         /// Acknowledgement.
         ack: Ack,
-        /// Address of the bytes.
+        /// Address of the announced bytes.
         nla: Nla,
-        /// Number of bytes, 1…[`SOURCE_MAX`].
+        /// Number of announced bytes, 1…[`SOURCE_MAX`].
         len: u32,
         /// True if the bytes end a write.
         push: bool,
     },
-    /// See [`Kind::RmaCut`].
+    /// Withdrawal of announced bytes, see [`Kind::RmaCut`].
     RmaCut {
         /// Position of the message.
         head: Head,
         /// Acknowledgement.
         ack: Ack,
-        /// Position behind the source's last byte.
+        /// Position after the last announced byte.
         end: Seq,
         /// Number of withdrawn bytes before `end`, 1…[`SOURCE_MAX`].
         len: u32,
     },
-    /// See [`Kind::RmaCutDone`].
+    /// Answer to a withdrawal, see [`Kind::RmaCutDone`].
     RmaCutDone {
         /// Position of the message.
         head: Head,
         /// Acknowledgement.
         ack: Ack,
-        /// Position behind the source's last byte.
+        /// Position after the last announced byte.
         end: Seq,
         /// Number of bytes before `end` that the receiver does not GET.
         left: u32,
@@ -230,9 +231,9 @@ pub enum Message {
 /// Reason why a message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reject {
-    /// No kind of message has this user tag.
+    /// The user tag belongs to no kind of message.
     Tag,
-    /// Messages of this kind go to another VPID.
+    /// Messages of this kind belong to the service VPID.
     Service,
     /// The length does not fit the kind.
     Length,
@@ -267,7 +268,7 @@ impl fmt::Display for Rejected {
     }
 }
 
-/// Quadwords of a message before its data.
+/// Quadwords of a message that precede its data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Words {
     words: [u64; 4],
@@ -320,7 +321,7 @@ impl Ack {
     }
 }
 
-/// Checks the number of bytes of a source.
+/// Checks the number of bytes that a message announces or withdraws.
 fn source(len: u32) -> Result<(), Rejected> {
     match len {
         1..=SOURCE_MAX => Ok(()),
@@ -435,7 +436,7 @@ impl Message {
         }
     }
 
-    /// Returns the offset of the data in bytes.
+    /// Returns the offset of the data in the message, in bytes.
     #[must_use]
     pub const fn data_offset(&self) -> u16 {
         match self {
@@ -458,7 +459,8 @@ impl Message {
         false
     }
 
-    /// Decodes a message of `len` bytes with this user tag; `word` returns a quadword by its index.
+    /// Decodes a message of `len` bytes with user tag `tag`. `word` returns a quadword of the
+    /// message by its index.
     ///
     /// # Errors
     ///

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Unfinished checksums of TCP and UDP: a sender may store only the sum of the pseudo header and
-//! leave the rest to hardware. Vendor peers do so by default (EXT §8).
+//! Unfinished checksums of TCP and UDP. A sender may store only the sum of the pseudo header and
+//! leave the sum of the data to the NIC. Vendor peers do so by default (EXT §8).
 //!
-//! An unfinished checksum does not reveal damage in transit. All other checksums can be verified by
-//! the receiver's stack.
+//! An unfinished checksum does not reveal damage in transit. The receiver's network stack verifies
+//! all other checksums.
 
 use super::{HEADER_LEN, VLAN_TAG};
 
-/// Ethernet types (IEEE 802).
+/// Ethernet type of IPv4 (IEEE 802).
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86DD;
 const VLAN: [u16; 2] = [0x8100, 0x88A8];
 /// Maximum number of VLAN tags that are skipped.
 const TAGS: u32 = 2;
-/// IP protocol numbers.
+/// IP protocol number of TCP.
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -32,8 +32,8 @@ fn word(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes))
 }
 
-/// Returns the sum of the words of `bytes`, which must have an even length. Carries out of the low
-/// half are not folded in.
+/// Returns the sum of the 16-bit words of `bytes`, which must have an even length. Carries out of
+/// the low 16 bits remain in the high half.
 fn sum(bytes: &[u8]) -> u32 {
     let words = bytes.chunks_exact(2).map(|w| match w {
         [high, low] => u32::from(u16::from_be_bytes([*high, *low])),
@@ -42,7 +42,7 @@ fn sum(bytes: &[u8]) -> u32 {
     words.sum()
 }
 
-/// Folds a sum to 16 bits of ones' complement.
+/// Folds the carries of a sum into its low 16 bits (ones' complement).
 fn fold(sum: u32) -> u16 {
     let once = (sum & 0xFFFF) + (sum >> 16);
     ((once & 0xFFFF) + (once >> 16)) as u16
@@ -75,7 +75,7 @@ fn packet(frame: &[u8]) -> Option<Packet<'_>> {
             let [first, ..] = *header.first_chunk::<20>()?;
             let len = usize::from(first & 15) * 4;
             let total = usize::from(word(header, 2)?);
-            // False for a packet with more fragments or a fragment offset.
+            // False for a fragment of an IP packet.
             let whole = word(header, 6)? & 0x3FFF == 0;
             (first >> 4 == 4 && len >= 20 && whole && total <= header.len()).then_some(())?;
             Some(Packet {
@@ -110,11 +110,12 @@ pub fn unfinished(frame: &[u8]) -> Option<Unfinished> {
     let layer4 = frame.get(packet.start..)?.get(..packet.len)?;
     let offset = match packet.protocol {
         TCP if layer4.len() >= 20 => 16,
-        // Skips a datagram that does not fill its packet, because it has another pseudo header.
+        // A datagram that is shorter than its packet is skipped, because its pseudo header has
+        // another length.
         UDP if layer4.len() >= 8 && usize::from(word(layer4, 4)?) == layer4.len() => 6,
         _ => return None,
     };
-    // IP lengths are below 65,536.
+    // The sum cannot overflow, because IP lengths are below 65,536.
     let pseudo = sum(packet.addresses) + u32::from(packet.protocol) + packet.len as u32;
     (word(layer4, offset)? == fold(pseudo)).then_some(Unfinished {
         start: u16::try_from(packet.start).ok()?,

@@ -17,13 +17,13 @@ pub const DROPPED_LEN: u16 = 8;
 /// Kind of a message: one of the four values of the VELO message type tag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// 0: part of an eager frame, not the last fragment.
+    /// 0: fragment of an eager frame that other fragments follow.
     EagerMore,
     /// 1: rendezvous announcement.
     Announcement,
-    /// 2: "frame dropped by receiver"; this project never sends it.
+    /// 2: "frame dropped by receiver", which this project never sends.
     Dropped,
-    /// 3: part of an eager frame, the last or only fragment.
+    /// 3: last or only fragment of an eager frame.
     EagerLast,
 }
 
@@ -89,7 +89,8 @@ impl EagerFragment {
         descriptor(target, kind, self.tag, self.len)
     }
 
-    /// Returns the fragment's bytes of `frame`; empty if the fragment was made for another frame.
+    /// Returns the bytes of `frame` that this fragment carries. Returns no bytes if the fragment
+    /// exceeds the frame.
     pub fn data<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
         let rest = frame.get(self.offset as usize..).unwrap_or(&[]);
         rest.get(..self.len as usize).unwrap_or(&[])
@@ -99,7 +100,7 @@ impl EagerFragment {
 /// Error for a frame that cannot be sent eagerly.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TooLong(
-    /// Frame length in bytes (0: an empty frame).
+    /// Frame length in bytes; 0 for an empty frame.
     pub u32,
 );
 
@@ -113,8 +114,8 @@ impl fmt::Display for TooLong {
     }
 }
 
-/// Iterates over the messages of an eager frame of `len` bytes in sending order. They must be sent
-/// back to back.
+/// Iterates over the messages of an eager frame of `len` bytes in sending order. No other message
+/// to the target may be sent between them.
 pub fn eager_fragments(
     len: u32,
 ) -> Result<impl ExactSizeIterator<Item = EagerFragment> + Clone, TooLong> {
@@ -143,9 +144,9 @@ pub fn eager_fragments(
 /// Payload of a rendezvous announcement: location of a frame at the sender.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Announcement {
-    /// Address at the sender. It is opaque to the receiver, which repeats it in the GET.
+    /// Address of the frame at the sender. The receiver repeats it unchanged in the GET.
     pub address: u64,
-    /// Frame length in bytes, unchecked.
+    /// Frame length in bytes as received. [`Announcement::frame_len`] checks it.
     pub len: u64,
 }
 
@@ -179,8 +180,8 @@ impl Announcement {
 
     /// Returns the frame length if a receiver with frame limit `max_frame` can accept it.
     ///
-    /// A rejected announcement keeps the sender's buffer occupied (EXT §4.4). A receiver can still
-    /// GET and discard a frame of up to [`rma::MAX_LEN`] bytes.
+    /// The buffer of a rejected announcement stays occupied at the sender (EXT §4.4). A receiver
+    /// can avoid this by a GET of up to [`rma::MAX_LEN`] bytes whose data it discards.
     pub const fn frame_len(&self, max_frame: u32) -> Result<u32, Reject> {
         if self.len < HEADER_LEN as u64 {
             return Err(Reject::new(Reason::Runt, self.len, HEADER_LEN as u64));
@@ -196,7 +197,7 @@ impl Announcement {
     }
 }
 
-/// Requester page of the GET: interrupts, physical addresses, traffic class 0 (EXT §4.2).
+/// Requester page of the GET: with interrupts, physical addresses and traffic class 0 (EXT §4.2).
 pub const GET_PAGE: rma::RequesterAddr = rma::RequesterAddr::page(
     VPID,
     PageOptions {
@@ -207,8 +208,8 @@ pub const GET_PAGE: rma::RequesterAddr = rma::RequesterAddr::page(
     },
 );
 
-/// Returns the GET that answers an announcement of `node`: `len` bytes from its address to the bus
-/// address `local`.
+/// Returns the GET that answers an announcement of `node`. It reads `len` bytes from the announced
+/// address to the local bus address `local`.
 pub const fn get_descriptor(
     node: NodeId,
     announcement: &Announcement,
@@ -236,7 +237,7 @@ pub const fn get_descriptor(
 /// Received message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Message<'a> {
-    /// Part of an eager frame, for the `Reassembler` of its source.
+    /// Fragment of an eager frame, to be passed to the `Reassembler` for its source node.
     Eager {
         /// Number of fragments that follow, modulo 256.
         tag: u8,
@@ -245,12 +246,12 @@ pub enum Message<'a> {
         /// Bytes of the frame.
         data: &'a [u8],
     },
-    /// Announcement of a frame to GET.
+    /// Announcement of a frame that the receiver must GET.
     Announcement(Announcement),
-    /// The peer dropped the frame announced with this address; the receiver frees the buffer if it
-    /// is known.
+    /// The peer dropped the frame that was announced with this address. If this node has a buffer
+    /// at the address, it frees the buffer.
     Dropped {
-        /// Address of the announcement.
+        /// Address of the frame in the announcement.
         address: u64,
     },
 }
@@ -295,7 +296,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Side of a rendezvous that a notification completes.
+/// Role of this node in a rendezvous that a notification completes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Side {
     /// The peer has read the frame from the local buffer.
@@ -304,15 +305,15 @@ pub enum Side {
     Received,
 }
 
-/// End of a rendezvous, reported by a notification.
+/// End of a rendezvous that a notification reports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Completion {
     /// Local side of the rendezvous.
     pub side: Side,
     /// Key of the buffer, see [`super::match_key`].
     pub key: u64,
-    /// Number of bytes of the last fragment − 1, see [`super::last_size`]. On an error, that of the
-    /// failed packet.
+    /// Number of bytes of the last fragment − 1, see [`super::last_size`]. On an error, the value
+    /// belongs to the failed packet.
     pub last: u32,
     /// Node ID of the peer.
     pub peer: NodeId,
@@ -324,9 +325,10 @@ pub struct Completion {
 impl Completion {
     /// Decodes a notification of VPID 254 (EXT §4.3).
     ///
-    /// Any node can cause a completer notification with a word 0 of its choice here, by a put or a
-    /// notification put. Only GETs are therefore accepted: a local one at the completer, and a
-    /// peer's one at the responder. The responder may report either code of a GET (G13).
+    /// Any node can cause a completer notification with any word 0 on this VPID, by a put or a
+    /// notification put. Only notifications of GETs are therefore accepted: the completer's for a
+    /// GET of this node, and the responder's for a GET of a peer. The responder may report either
+    /// command code of a GET (G13).
     pub fn from_notification(notification: &Notification) -> Result<Self, Reject> {
         let side = match (notification.kind, notification.command) {
             (NotificationType::Responder, Command::ByteGet | Command::ByteGetResponse) => {

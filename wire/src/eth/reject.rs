@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Drop reasons for received messages and frames, numbered as indices of counters, and printable.
+//! Reasons for dropping received messages and frames. Their numbers are the indices of counters.
 
 use core::fmt;
 
@@ -29,19 +29,20 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// A message without bytes.
+    /// Message without bytes.
     Empty = 0, "empty";
-    /// A message longer than 120 bytes, or one whose bytes do not agree with its status word.
+    /// Message that is longer than 120 bytes, or whose number of bytes differs from its status
+    /// word.
     MessageLength = 1, "message_length";
-    /// Message from another VPID than the protocol's.
+    /// Message from a VPID that is not the protocol's.
     SourceVpid = 2, "source_vpid";
     /// Non-final eager fragment that is not 120 bytes long.
     FragmentLength = 3, "fragment_length";
-    /// A last fragment with a tag other than 0.
+    /// Last fragment with a tag other than 0.
     LastTag = 4, "last_tag";
-    /// Break of the tag sequence; the partial frame was discarded.
+    /// Fragment whose tag breaks the sequence. The partial frame was discarded.
     TagBreak = 5, "tag_break";
-    /// Further fragment of a frame that was discarded before.
+    /// Further fragment of a frame that was discarded earlier.
     Tail = 6, "tail";
     /// Frame that exceeds the receiver's limit.
     FrameTooLong = 7, "frame_too_long";
@@ -49,7 +50,7 @@ reasons! {
     Runt = 8, "runt";
     /// Announcement that is not 16 bytes long.
     AnnouncementLength = 9, "announcement_length";
-    /// Announced length outside of the frame lengths that the receiver accepts.
+    /// Announced length outside of the limits of the receiver.
     AnnouncedSize = 10, "announced_size";
     /// "Frame dropped" message that is not 8 bytes long.
     DroppedLength = 11, "dropped_length";
@@ -65,7 +66,7 @@ reasons! {
 }
 
 impl Reason {
-    /// Returns the number, below [`Reason::COUNT`].
+    /// Returns the number of the reason, which is below [`Reason::COUNT`].
     pub const fn number(self) -> usize {
         self as usize
     }
@@ -82,9 +83,9 @@ impl fmt::Display for Reason {
 pub struct Reject {
     /// Kind of the reason.
     pub reason: Reason,
-    /// Offending value: a length, tag, VPID, node, address or error code, depending on the kind.
+    /// Offending length, tag, VPID, node, address or error code, depending on the reason.
     pub got: u64,
-    /// Expected value (a limit for sizes); 0 if there is no expected value.
+    /// Expected value, or the limit of a size; 0 if there is no expected value.
     pub want: u64,
 }
 

@@ -4,7 +4,7 @@
 use super::{Command, Notification};
 use core::fmt;
 
-/// Unit that found an error.
+/// Unit of the NIC that found an error.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FaultUnit {
     /// The requester, at the origin.
@@ -15,26 +15,27 @@ pub enum FaultUnit {
     Completer,
 }
 
-/// Kind of an error. The notification contains the unit only; the kind follows from the command.
+/// Kind of an error. The notification contains only the unit. The kind follows from the command.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FaultCause {
-    /// No translation, one of another VPID, or one that does not allow the access.
+    /// The address has no translation, or its translation belongs to another VPID or forbids the
+    /// access.
     Translation,
-    /// A bus address that cannot be accessed.
+    /// The bus address cannot be accessed.
     Memory,
     /// The lock does not exist.
     Lock,
-    /// A register access of illegal length or address.
+    /// The length or address of a register access is illegal.
     Register,
-    /// A modifier that the NIC does not support here.
+    /// The NIC does not support this modifier for the command.
     Modifier,
 }
 
-/// An error that a notification reports.
+/// Error that a notification reports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fault {
-    /// Unit that found the error. If several units report an error, the first one on the path of
-    /// the data.
+    /// Unit that found the error. If several units report an error, the unit that comes first on
+    /// the path of the data.
     pub unit: FaultUnit,
     /// Kind of the error.
     pub cause: FaultCause,
@@ -69,8 +70,8 @@ impl Fault {
         };
         let cause = match n.command {
             Command::Lock | Command::LockResponse => FaultCause::Lock,
-            // Only the target's unit can refuse a register, because the local side of a register
-            // access is memory.
+            // The responder or completer can only reject the register access, because the other
+            // side of such a command is memory of the origin.
             _ if n.mode.rra && unit != FaultUnit::Requester => FaultCause::Register,
             _ if n.mode.era || n.mode.ewa => FaultCause::Modifier,
             _ if n.mode.translate => FaultCause::Translation,
