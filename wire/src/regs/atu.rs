@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `atu_rf`: address translation unit (HW §11). Formats: [`crate::atu`].
+//! `atu_rf`: address translation unit (HW §11). [`crate::atu`] has the formats.
 
 /// Number of GAT base table entries.
 pub const GATS: u32 = 1024;
 
 regs! {
-    /// Enables the unit.
+    /// Control register, which enables the unit.
     const CONTROL = 0xC000, "atu_rf_control";
-    /// Commands, see [`crate::atu::Command`]; write-only.
+    /// Command register, see [`crate::atu::Command`]. Write-only.
     const CMD_INTERFACE = 0xC008, "atu_rf_cmd_interface";
-    /// Translations and memory reads.
+    /// Numbers of translations and memory reads.
     const CNT_0 = 0xC010, "atu_rf_cnt_0";
-    /// Preload commands and discarded ones.
+    /// Numbers of preload commands and discarded commands.
     const CNT_1 = 0xC018, "atu_rf_cnt_1";
-    /// All commands and flushes.
+    /// Numbers of all commands and of flushes.
     const CNT_2 = 0xC020, "atu_rf_cnt_2";
-    /// Fences and notifications.
+    /// Numbers of fences and notifications.
     const CNT_3 = 0xC028, "atu_rf_cnt_3";
-    /// Flushes by VPID and by index.
+    /// Numbers of flushes by VPID and by index.
     const CNT_4 = 0xC030, "atu_rf_cnt_4";
-    /// Requests and following requests.
+    /// Numbers of requests and following requests.
     const CNT_5 = 0xC038, "atu_rf_cnt_5";
-    /// FIFO fill levels.
+    /// Fill levels of the FIFOs.
     const FIFO_FILL_LEVEL = 0xC040, "atu_rf_fifo_fill_level";
     /// ECC flags.
     const ECC = 0xC048, "atu_rf_ecc";
@@ -29,7 +29,7 @@ regs! {
     const EXCEL_PORT = 0xC050, "atu_rf_excel_port";
     /// Accelerator port address.
     const EXCEL_PORT_ADDRESS = 0xC058, "atu_rf_excel_port_address";
-    /// TLB preload, two words per VPID.
+    /// TLB preload registers, two words per VPID.
     fn preload(k < 512) = 0xD000 + 8, "atu_rf_preload";
     /// GAT base table, see [`crate::atu::GatBase`].
     fn gat(i < 1024) = 0xE000 + 8, "atu_rf_gat";
@@ -38,7 +38,7 @@ regs! {
 bits! {
     /// `control` (0xC000).
     pub struct Control {
-        /// Translation enabled.
+        /// True if translation is enabled.
         enable / with_enable: bool [0:0];
     }
 }
@@ -46,9 +46,9 @@ bits! {
 bits! {
     /// `cnt_0` (0xC010).
     pub struct Cnt0 {
-        /// Translations.
+        /// Number of translations.
         translations / with_translations: u32 [31:0];
-        /// GATe reads from memory.
+        /// Number of GAT entries read from memory.
         memory_reads / with_memory_reads: u32 [63:32];
     }
 }
@@ -56,9 +56,9 @@ bits! {
 bits! {
     /// `cnt_2` (0xC020).
     pub struct Cnt2 {
-        /// All commands.
+        /// Number of all commands.
         cmds_all / with_cmds_all: u32 [31:0];
-        /// Flushes.
+        /// Number of flush commands.
         cmds_flushes / with_cmds_flushes: u32 [63:32];
     }
 }
@@ -66,9 +66,9 @@ bits! {
 bits! {
     /// `cnt_3` (0xC028).
     pub struct Cnt3 {
-        /// Fences.
+        /// Number of fence commands.
         cmds_fences / with_cmds_fences: u32 [31:0];
-        /// Notifications.
+        /// Number of notification commands.
         cmds_noti / with_cmds_noti: u32 [63:32];
     }
 }
@@ -76,9 +76,9 @@ bits! {
 bits! {
     /// `cnt_4` (0xC030).
     pub struct Cnt4 {
-        /// Flushes by VPID.
+        /// Number of flushes by VPID.
         cmds_vpid / with_cmds_vpid: u16 [15:0];
-        /// Flushes by index.
+        /// Number of flushes by index.
         cmds_idx / with_cmds_idx: u16 [31:16];
     }
 }
@@ -86,9 +86,9 @@ bits! {
 bits! {
     /// `cnt_5` (0xC038).
     pub struct Cnt5 {
-        /// Requests.
+        /// Number of requests.
         requests / with_requests: u32 [31:0];
-        /// Following requests.
+        /// Number of following requests.
         following / with_following: u32 [63:32];
     }
 }

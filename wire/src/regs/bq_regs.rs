@@ -1,53 +1,56 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `buffer_queue_rf`: VELO mailboxes and RMA notification queues (HW §7). Formats: [`crate::bq`].
+//! `buffer_queue_rf`: VELO mailboxes and RMA notification queues (HW §7). [`crate::bq`] has the
+//! formats.
 
 use crate::ids::{RegOffset, Unit, Vpid};
 
-/// VELO receive queues.
+/// Registers of the VELO receive queues.
 pub mod velo {
     regs! {
-        /// Enable and errors, see [`crate::bq::General`].
+        /// Enable bit and errors, see [`crate::bq::General`].
         const GENERAL = 0xC00000, "buffer_queue_rf_velo_general";
-        /// State, see [`crate::bq::Debug`].
+        /// State of the unit, see [`crate::bq::Debug`].
         const DEBUG = 0xC00008, "buffer_queue_rf_velo_debug";
-        /// Total slots − 1.
+        /// Total number of slots − 1.
         fn ub(vpid) = 0xC00800 + 8, "buffer_queue_rf_velo_ub";
-        /// Descriptor page and segments − 1, see [`crate::bq::DcqBase`].
+        /// Address of the descriptor page, and number of segments − 1, see [`crate::bq::DcqBase`].
         fn dcq_base_dcq_ub(vpid) = 0xC01000 + 8, "buffer_queue_rf_velo_dcq_base_dcq_ub";
-        /// Current segment, see [`crate::bq::SegmentDesc`].
+        /// Descriptor of the current segment, see [`crate::bq::SegmentDesc`].
         fn c_base_size_valid(vpid) = 0xC01800 + 8, "buffer_queue_rf_velo_c_base_size_valid";
-        /// Next segment.
+        /// Descriptor of the next segment.
         fn n_base_size_valid(vpid) = 0xC02000 + 8, "buffer_queue_rf_velo_n_base_size_valid";
         /// Write pointers, see [`crate::bq::WritePointers`].
         fn wp_lwp_dcq_rp(vpid) = 0xC02800 + 8, "buffer_queue_rf_velo_wp_lwp_dcq_rp";
-        /// Read pointer and interrupt retrigger, see [`crate::bq::Rp`]; one page per VPID.
+        /// Read pointer and interrupt retrigger, see [`crate::bq::Rp`]. Each VPID has a separate
+        /// page.
         fn rp(vpid) = 0xD00000 + 0x1000, "buffer_queue_rf_velo_rp";
     }
 }
 
-/// RMA notification queues.
+/// Registers of the RMA notification queues.
 pub mod rma {
     regs! {
-        /// Enable and errors, see [`crate::bq::General`].
+        /// Enable bit and errors, see [`crate::bq::General`].
         const GENERAL = 0xE00000, "buffer_queue_rf_rma_general";
-        /// State, see [`crate::bq::Debug`].
+        /// State of the unit, see [`crate::bq::Debug`].
         const DEBUG = 0xE00008, "buffer_queue_rf_rma_debug";
-        /// Total slots − 1.
+        /// Total number of slots − 1.
         fn ub(vpid) = 0xE00800 + 8, "buffer_queue_rf_rma_ub";
-        /// Descriptor page and segments − 1, see [`crate::bq::DcqBase`].
+        /// Address of the descriptor page, and number of segments − 1, see [`crate::bq::DcqBase`].
         fn dcq_base_dcq_ub(vpid) = 0xE01000 + 8, "buffer_queue_rf_rma_dcq_base_dcq_ub";
-        /// Current segment, see [`crate::bq::SegmentDesc`].
+        /// Descriptor of the current segment, see [`crate::bq::SegmentDesc`].
         fn c_base_size_valid(vpid) = 0xE01800 + 8, "buffer_queue_rf_rma_c_base_size_valid";
-        /// Next segment.
+        /// Descriptor of the next segment.
         fn n_base_size_valid(vpid) = 0xE02000 + 8, "buffer_queue_rf_rma_n_base_size_valid";
         /// Write pointers, see [`crate::bq::WritePointers`].
         fn wp_lwp_dcq_rp(vpid) = 0xE02800 + 8, "buffer_queue_rf_rma_wp_lwp_dcq_rp";
-        /// Read pointer and interrupt retrigger, see [`crate::bq::Rp`]; one page per VPID.
+        /// Read pointer and interrupt retrigger, see [`crate::bq::Rp`]. Each VPID has a separate
+        /// page.
         fn rp(vpid) = 0xF00000 + 0x1000, "buffer_queue_rf_rma_rp";
     }
 }
 
-/// The queue registers of one unit, selected at run time.
+/// Unit whose queue registers are accessed, selected at run time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BqRegs(pub Unit);
 
@@ -75,13 +78,13 @@ impl BqRegs {
     }
 
     select! {
-        /// Total slots − 1.
+        /// Total number of slots − 1.
         ub;
-        /// Descriptor page and segments − 1.
+        /// Address of the descriptor page, and number of segments − 1.
         dcq_base_dcq_ub;
-        /// Current segment.
+        /// Descriptor of the current segment.
         c_base_size_valid;
-        /// Next segment.
+        /// Descriptor of the next segment.
         n_base_size_valid;
         /// Write pointers.
         wp_lwp_dcq_rp;

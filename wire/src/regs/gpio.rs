@@ -2,8 +2,8 @@
 //! `gpio_rf`: general purpose pins (HW §1.3).
 
 regs! {
-    /// Outputs; write-only.
+    /// Output pins. Write-only.
     const OUT = 0x9000, "gpio_rf_out";
-    /// Inputs, recorded by trigger event 8.
+    /// Input pins, which trigger event 8 records.
     const IN = 0x9008, "gpio_rf_in";
 }

@@ -4,9 +4,9 @@
 use crate::ids::NodeId;
 
 regs! {
-    /// Driver version word; read-only.
+    /// Driver version word. Read-only.
     const DRIVER = 0x8000, "info_rf_driver";
-    /// Node ID, GUID, number of VPIDs.
+    /// Node ID, GUID and number of VPIDs.
     const NODE = 0x8008, "info_rf_node";
     /// Management software identification.
     const MANAGEMENT_SW = 0x8010, "info_rf_management_sw";
@@ -14,11 +14,11 @@ regs! {
     const IP_ADDRESSES = 0x8018, "info_rf_ip_addresses";
     /// IP addresses of the management.
     const MGT_IP_ADDRESSES = 0x8020, "info_rf_mgt_ip_addresses";
-    /// Time stamp counter, 48 bits.
+    /// Time stamp counter with 48 bits.
     const TSC = 0x8028, "info_rf_tsc";
-    /// Value loaded into the counter by a global interrupt.
+    /// Value that a global interrupt loads into the counter.
     const TSC_GLOBAL_LOAD_VALUE = 0x8030, "info_rf_tsc_global_load_value";
-    /// Scratchpad words, meaning by convention (HW §4.3).
+    /// Scratchpad words, whose meaning is a convention of software (HW §4.3).
     fn scratchpad(index < 8) = 0x8038 + 8, "info_rf_scratchpad_scratchpad";
     /// Selection of the global interrupts that load the counter.
     const TSC_GLOBAL_LOAD_ENABLE = 0x8078, "info_rf_tsc_global_load_enable";
@@ -38,18 +38,19 @@ pub const NW_STATE: crate::ids::RegOffset = scratchpad(3);
 bits! {
     /// `driver` (0x8000).
     pub struct Driver {
-        /// Version.
+        /// Version number.
         ver / with_ver: u32 [31:0];
     }
 }
 
-/// Upper half of `driver` with which an emulator requests marks ([`crate::wcbuf::MARK`]). MODEL:
-/// these bits are 0 on the chip.
+/// Value of the upper half of `driver` with which an emulator requests marks
+/// ([`crate::wcbuf::MARK`]). MODEL: these bits are 0 on the chip.
 pub const MARKS_WANTED: u32 = 0x4D41_524B;
 
 impl Driver {
-    /// Returns whether the NIC is an emulator that combines stores and needs every fence marked.
-    /// The device must be present.
+    /// Returns whether the NIC is an emulator that combines stores and requests a mark for every
+    /// fence. The caller must know that the device is present, because an absent device reads as
+    /// all ones.
     pub const fn wants_marks(self) -> bool {
         self.0 >> 32 == MARKS_WANTED as u64
     }
@@ -66,7 +67,7 @@ bits! {
     pub struct Node {
         /// Globally unique ID of the board.
         guid / with_guid: u32 [23:0];
-        /// Node ID, see also [`Node::node_id`].
+        /// Node ID. [`Node::node_id`] returns it as a [`NodeId`].
         id / with_id: u16 [39:24];
         /// Number of VPIDs.
         vpids / with_vpids: u16 [55:40];
@@ -74,7 +75,7 @@ bits! {
 }
 
 impl Node {
-    /// Returns the node ID as its own type.
+    /// Returns the node ID as a [`NodeId`].
     pub const fn node_id(self) -> NodeId {
         NodeId(self.id())
     }
@@ -97,9 +98,9 @@ bits! {
 bits! {
     /// `tsc_global_load_enable` (0x8078).
     pub struct TscGlobalLoadEnable {
-        /// Bit i: global interrupt i loads the counter.
+        /// Bit i is set if global interrupt i loads the counter.
         tsc_load_en_irq / with_tsc_load_en_irq: u8 [3:0];
-        /// Bit i: global interrupt i re-initialises.
+        /// Bit i is set if global interrupt i re-initialises the counter.
         global_irq_reinit_en / with_global_irq_reinit_en: u8 [11:8];
     }
 }
@@ -107,13 +108,13 @@ bits! {
 bits! {
     /// `timer_interrupt` (0x8080).
     pub struct TimerInterrupt {
-        /// Period (unit: G25).
+        /// Period of the timer. The unit is unknown (G25).
         period / with_period: u64 [47:0];
-        /// Timer runs.
+        /// True while the timer runs.
         enable / with_enable: bool [48:48];
-        /// Fire once instead of periodically.
+        /// True if the timer expires once instead of periodically.
         one_shot / with_one_shot: bool [49:49];
-        /// Toggles with every expiry.
+        /// Bit that toggles with every expiry.
         toggle / with_toggle: bool [56:56];
     }
 }
@@ -121,13 +122,13 @@ bits! {
 /// Network state in scratchpad 3 (HW §4.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NetworkState {
-    /// 0: the network has not been configured yet.
+    /// 0: the network is not configured.
     Unconfigured,
-    /// 1: configured and running.
+    /// 1: the network is configured and runs.
     Running,
-    /// 2: stopped by the management.
+    /// 2: the management has stopped the network.
     Stopped,
-    /// Any other value, which counts as not running.
+    /// Any other value. Software treats it as a network that does not run.
     Unknown(u64),
 }
 

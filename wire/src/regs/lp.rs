@@ -9,21 +9,21 @@ pub const PORTS: u32 = 7;
 pub const LP_IN_CLEAR: u64 = 0x0180_0000_0000_0003;
 
 regs! {
-    /// Packets, see [`crate::regs::PacketCounter`].
+    /// Numbers of packets, see [`crate::regs::PacketCounter`].
     fn counter(#lp < 7) = 0x460000 + 0x80, "nw_lp_top_rf_lp#_counter";
     /// Link state and error flags.
     fn status(#lp < 7) = 0x460008 + 0x80, "nw_lp_top_rf_lp#_status";
     /// Retransmission counters.
     fn retransmission_counters(#lp < 7) = 0x460010 + 0x80, "nw_lp_top_rf_lp#_retransmission_counters";
-    /// Neighbour discovery.
+    /// IDs that the neighbours exchange.
     fn ids(#lp < 7) = 0x460018 + 0x80, "nw_lp_top_rf_lp#_ids";
-    /// Receive side.
+    /// State of the receive side.
     fn lp_in(#lp < 7) = 0x460020 + 0x80, "nw_lp_top_rf_lp#_lp_in";
-    /// State machines; read-only.
+    /// States of the state machines. Read-only.
     fn lp_fsm_states(#lp < 7) = 0x460028 + 0x80, "nw_lp_top_rf_lp#_lp_fsm_states";
-    /// Send side; read-only.
+    /// State of the send side. Read-only.
     fn lp_out_status(#lp < 7) = 0x460030 + 0x80, "nw_lp_top_rf_lp#_lp_out_status";
-    /// Send arbiter; read-only.
+    /// State of the send arbiter. Read-only.
     fn lp_out_arbiter(#lp < 7) = 0x460038 + 0x80, "nw_lp_top_rf_lp#_lp_out_arbiter";
     /// Acknowledge counters.
     fn ack_counter(#lp < 7) = 0x460040 + 0x80, "nw_lp_top_rf_lp#_ack_counter";
@@ -40,23 +40,23 @@ regs! {
 bits! {
     /// `status` (+0x08).
     pub struct Status {
-        /// Link enabled.
+        /// True if the link is enabled.
         enable / with_enable: bool [0:0];
-        /// Link up.
+        /// True if the link is up.
         ready / with_ready: bool [1:1];
-        /// Retransmission attempts.
+        /// Number of retransmission attempts.
         retrans_attempts / with_retrans_attempts: u8 [5:2];
-        /// Low-level initialisation done.
+        /// True when low-level initialisation is complete.
         low_level_link_init / with_low_level_link_init: bool [6:6];
-        /// Cell CRC error seen.
+        /// A cell CRC error occurred.
         cell_crc_error / with_cell_crc_error: bool [7:7];
-        /// Packet CRC error seen.
+        /// A packet CRC error occurred.
         packet_crc_error / with_packet_crc_error: bool [8:8];
-        /// Packet length error seen.
+        /// A packet length error occurred.
         packet_length_error / with_packet_length_error: bool [9:9];
-        /// Protocol error seen.
+        /// A protocol error occurred.
         protocol_error / with_protocol_error: bool [10:10];
-        /// Receive FIFO full.
+        /// The receive FIFO is full.
         lp_in_fifo_full / with_lp_in_fifo_full: bool [11:11];
     }
 }
@@ -64,15 +64,15 @@ bits! {
 bits! {
     /// `retransmission_counters` (+0x10).
     pub struct RetransmissionCounters {
-        /// Errors.
+        /// Number of errors.
         errors / with_errors: u16 [13:0];
-        /// Retransmissions.
+        /// Number of retransmissions.
         retransmissions / with_retransmissions: u16 [27:14];
-        /// Negative acknowledges received.
+        /// Number of negative acknowledges received.
         nack_received / with_nack_received: u16 [41:28];
-        /// Packets sent again.
+        /// Number of packets that were sent again.
         retrans_send / with_retrans_send: u16 [55:42];
-        /// Timeouts.
+        /// Number of timeouts.
         retransmission_timeouts / with_retransmission_timeouts: u8 [63:56];
     }
 }
@@ -80,21 +80,21 @@ bits! {
 bits! {
     /// `ids` (+0x18).
     pub struct Ids {
-        /// Sends the own GUID to the neighbour.
+        /// Writing 1 sends the GUID of this node to the neighbour.
         send_guid / with_send_guid: bool [0:0];
-        /// Sends the own node ID and port to the neighbour.
+        /// Writing 1 sends the node ID and the port of this node to the neighbour.
         send_ids / with_send_ids: bool [1:1];
         /// GUID of the neighbour.
         remote_guid / with_remote_guid: u32 [25:2];
         /// Node ID of the neighbour.
         remote_node_id / with_remote_node_id: u16 [41:26];
-        /// Link number at the neighbour.
+        /// Number of the link at the neighbour.
         remote_lp_id / with_remote_lp_id: u8 [45:42];
     }
 }
 
 impl Ids {
-    /// Returns the neighbour's node ID as its own type.
+    /// Returns the neighbour's node ID as a [`NodeId`].
     pub const fn remote_node(self) -> NodeId {
         NodeId(self.remote_node_id())
     }
@@ -107,19 +107,19 @@ bits! {
         guid_received / with_guid_received: bool [0:0];
         /// The neighbour's node ID arrived.
         node_id_received / with_node_id_received: bool [1:1];
-        /// Info cells.
+        /// Number of info cells received.
         info_received / with_info_received: u16 [17:2];
-        /// Acknowledge cells.
+        /// Number of acknowledge cells received.
         ack_received / with_ack_received: u16 [33:18];
-        /// Barrier cells.
+        /// Number of barrier cells received.
         barrier_received / with_barrier_received: u16 [49:34];
-        /// Cells with CRC errors.
+        /// Number of cells received with CRC errors.
         cell_crc_error / with_cell_crc_error: u8 [53:50];
         /// A retransmission is expected.
         wait_for_retransmission / with_wait_for_retransmission: bool [54:54];
         /// Buffer threshold.
         buffer_threshold / with_buffer_threshold: u8 [60:55];
-        /// Buffer ran empty.
+        /// The receive buffer ran empty.
         buffer_underrun / with_buffer_underrun: bool [61:61];
     }
 }

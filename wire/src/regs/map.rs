@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Registry of all registers by name, with their fields, for sysfs, dumps and decoded reports.
+//! Map of all registers by name, with their fields, for sysfs, dumps and decoded reports.
 //!
-//! The registry is `data/registers.map`, a compact form of `data/tourmalet-registers.csv`. Tests
-//! generate and compare it. Each line describes a set of similar registers, whose names and offsets
-//! differ only by indices. The text is never unpacked: a [`Register`] is a line and a number, and
-//! is decoded at each use.
+//! The map is `data/registers.map`, a compact form of `data/tourmalet-registers.csv`. A test
+//! generates the map from the CSV file and compares the two. Each line describes a set of similar
+//! registers, whose names and offsets differ only by indices. The text is never unpacked. A
+//! [`Register`] consists of a line and a number, and each use decodes the line again.
 
 use crate::ids::RegOffset;
 use core::fmt;
@@ -19,13 +19,13 @@ const MAX_DIMS: usize = 4;
 /// Accesses that software may make to a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Read and write.
+    /// Software may read and write the register.
     ReadWrite,
-    /// Read.
+    /// Software may only read the register.
     ReadOnly,
-    /// Write.
+    /// Software may only write the register.
     WriteOnly,
-    /// None.
+    /// Software may not access the register.
     Hardware,
 }
 
@@ -41,8 +41,8 @@ impl Access {
     }
 }
 
-/// Registers with a side effect of reading: FIFOs that a read pops (HW §14), interrupt vectors that
-/// a read clears (G7), and history windows (HW §10.7). Dumps omit them.
+/// Registers whose reading has a side effect. They are FIFOs that a read pops (HW §14), interrupt
+/// vectors that a read clears (G7), and history windows (HW §10.7). Dumps omit them.
 pub const DESTRUCTIVE: [&str; 7] = [
     "pcie_rf_bridge_rf_pcie_to_htoc_backdoor_info",
     "pcie_rf_bridge_rf_pcie_to_htoc_backdoor_data",
@@ -56,7 +56,7 @@ pub const DESTRUCTIVE: [&str; 7] = [
 /// Bit field of a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Field {
-    /// Name.
+    /// Name of the field.
     pub name: &'static str,
     /// Highest bit.
     pub msb: u8,
@@ -83,7 +83,7 @@ impl Field {
     }
 }
 
-/// Index of a name.
+/// Index in the name of a register.
 #[derive(Clone, Copy, Default)]
 struct Dim {
     first: u32,
@@ -94,7 +94,7 @@ struct Dim {
 /// Decoded line of the map.
 #[derive(Clone, Copy)]
 struct Line {
-    /// Position in [`TEXT`].
+    /// Byte offset of the line in [`TEXT`].
     at: u32,
     name: &'static str,
     offset: u32,
@@ -159,12 +159,12 @@ fn lines() -> impl Iterator<Item = Line> {
     })
 }
 
-/// Position of a register in the map, in 28 bits.
+/// Position of a register in the map, as a number of 28 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegisterIndex(u32);
 
-/// Number of bits of a [`RegisterIndex`] for the register's number within its line. The other 16
-/// bits are the line's position.
+/// Number of bits in a [`RegisterIndex`] for the register's number within its line. The other 16
+/// bits are the offset of the line.
 const NUMBER_BITS: u32 = 12;
 const _: () = assert!(TEXT.len() < 1 << 16);
 
@@ -174,29 +174,29 @@ impl RegisterIndex {
         self.0
     }
 
-    /// Converts from the number that [`RegisterIndex::get`] returned.
+    /// Converts the number that [`RegisterIndex::get`] returned.
     pub const fn from_number(number: u32) -> Self {
         Self(number)
     }
 }
 
-/// Register, or array of registers. Displays as its name without [`PREFIX`].
+/// Register, or array of registers. Its `Display` form is its name without [`PREFIX`].
 #[derive(Clone, Copy)]
 pub struct Register {
     line: Line,
-    /// Index among the line's registers; the last index of the name varies fastest.
+    /// Number of the register within its line. The last index of the name varies fastest.
     number: u32,
 }
 
 impl Register {
-    /// Iterates over all 2,525 registers of the map by line.
+    /// Iterates over all 2,525 registers, line by line.
     pub fn all() -> impl Iterator<Item = Self> {
         lines().flat_map(|line| (0..line.registers()).map(move |number| Self { line, number }))
     }
 
     /// Returns the register or array that contains `offset`, and the index in the array.
     pub fn find(offset: RegOffset) -> Option<(Self, u32)> {
-        // Lines are sorted by offset.
+        // The search can stop early, because lines are sorted by offset.
         lines()
             .take_while(|line| line.offset <= offset.get())
             .find_map(|line| {
@@ -206,8 +206,8 @@ impl Register {
                     count: line.entries,
                     stride: line.stride,
                 };
-                // Unresolved dimensions: those of the name, then the array. They are resolved by
-                // descending stride.
+                // Dimensions without an index so far: those of the name, then the array. They are
+                // resolved in the order of descending stride.
                 let mut left = [elements; MAX_DIMS + 1];
                 left.iter_mut().zip(line.dims).for_each(|(l, d)| *l = d);
                 let mut index = [0; MAX_DIMS + 1];
@@ -247,7 +247,7 @@ impl Register {
         RegisterIndex((self.line.at << NUMBER_BITS) | self.number)
     }
 
-    /// Returns the indices of the name in their order.
+    /// Returns the values of the name's indices in their order.
     fn indices(&self) -> [u32; MAX_DIMS] {
         let mut out = [0; MAX_DIMS];
         let mut rest = self.number;
@@ -258,7 +258,8 @@ impl Register {
         out
     }
 
-    /// Returns the offset of element `entry`; 0 for a register that is no array.
+    /// Returns the offset of element `entry`. `entry` must be 0 for a register that is not an
+    /// array.
     pub fn offset(&self, entry: u32) -> RegOffset {
         if entry >= self.line.entries {
             return RegOffset::INVALID;
@@ -268,7 +269,7 @@ impl Register {
         RegOffset(base + entry * self.line.stride)
     }
 
-    /// Returns the number of elements; more than 1 for an array.
+    /// Returns the number of elements, which is 1 for a register that is not an array.
     pub fn entries(&self) -> u32 {
         self.line.entries
     }
@@ -278,7 +279,7 @@ impl Register {
         self.line.stride
     }
 
-    /// Returns the accesses that software may make.
+    /// Returns the accesses that software may make to the register.
     pub fn access(&self) -> Access {
         self.line.access
     }
@@ -293,7 +294,7 @@ impl Register {
         self.access().reads() && !self.is_destructive()
     }
 
-    /// Iterates over the known fields; most registers have none.
+    /// Iterates over the known fields of the register. Most registers have no known fields.
     pub fn fields(&self) -> impl Iterator<Item = Field> + Clone {
         let list = self.line.fields.split(',').filter(|f| *f != "-");
         list.filter_map(|text| {
@@ -306,7 +307,7 @@ impl Register {
         })
     }
 
-    /// Returns the section of the register.
+    /// Returns the section that the register belongs to.
     pub fn section(&self) -> &'static str {
         section(self.line.name)
     }
@@ -325,7 +326,7 @@ impl Register {
     }
 }
 
-/// Returns the unit: the part of the name up to the first `_rf_`, inclusive.
+/// Returns the section of a name: its part up to the first `_rf_`, inclusive.
 fn section(name: &'static str) -> &'static str {
     let end = name.find("_rf_").map_or(name.len(), |i| i + 3);
     name.get(..end).unwrap_or(name)

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Register offsets (hardware names) and typed fields, one submodule per unit.
+//! Register offsets (with hardware names) and typed fields. Each unit of the NIC has a submodule.
 //!
-//! Array accessors return [`RegOffset::INVALID`] for an index out of range. `TABLE` in each module
-//! lists its registers by the names of the register map (prefix `extoll_rf_` dropped), for checks
-//! and traces. Field layouts are those of HW §4–§15; fields of sibling chips are marked there.
+//! An array accessor returns [`RegOffset::INVALID`] if an index is out of range. `TABLE` in each
+//! module lists its registers for checks and traces. The names are those of the register map
+//! without the prefix `extoll_rf_`. HW §4–§15 describe the field layouts and mark the fields that
+//! are known only from sibling chips.
 
 use crate::ids::RegOffset;
 
-/// One register or register array of the map.
+/// Register or register array of the map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegInfo {
-    /// Name in the register map; `#` stands for the index of the outer dimension.
+    /// Name in the register map. `#` represents the index of the outer dimension.
     pub name: &'static str,
     /// Byte offset of the first element.
     pub offset: u32,
@@ -33,11 +34,11 @@ const fn element(info: &RegInfo, i: u32, j: u32) -> RegOffset {
 /// Result of [`lookup`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Located {
-    /// The register or array.
+    /// Register or array that contains the offset.
     pub info: &'static RegInfo,
-    /// Index in the outer dimension (0 if there is none).
+    /// Index in the outer dimension; 0 if there is no outer dimension.
     pub outer: u32,
-    /// Index in the inner dimension (0 if there is none).
+    /// Index in the inner dimension; 0 if there is no inner dimension.
     pub inner: u32,
 }
 
@@ -55,7 +56,8 @@ impl core::fmt::Display for Located {
     }
 }
 
-/// Declares registers: `const NAME`, `fn name(vpid)`, `fn name(i < N)`, `fn name(i < N, j < M)`.
+/// Declares registers. The forms are `const NAME`, `fn name(vpid)`, `fn name(i < N)` and `fn name(i
+/// < N, j < M)`.
 macro_rules! regs {
     (@m [$($t:expr,)*]) => {
         /// Registers of this unit.
@@ -153,7 +155,7 @@ pub mod xbar;
 
 pub use bq_regs::{rma as rma_bq, velo as velo_bq, BqRegs};
 
-/// The register tables of all units.
+/// Register tables of all units.
 pub const TABLES: &[&[RegInfo]] = &[
     pcie::TABLE,
     info::TABLE,
@@ -200,11 +202,11 @@ pub fn lookup(offset: RegOffset) -> Option<Located> {
 }
 
 bits! {
-    /// Packet counter pair used by HTAX bridge, network ports and link ports.
+    /// Pair of packet counters of the HTAX bridge, a network port or a link port.
     pub struct PacketCounter {
-        /// Packets received.
+        /// Number of packets received.
         rcvd_pkts / with_rcvd_pkts: u32 [31:0];
-        /// Packets sent.
+        /// Number of packets sent.
         sent_pkts / with_sent_pkts: u32 [63:32];
     }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Trigger events and masks (HW §6.5).
+//! Trigger events and event masks (HW §6.5).
 
 use core::fmt;
 
 macro_rules! events {
     ($($(#[$m:meta])* $variant:ident = $number:literal, $name:literal;)*) => {
-        /// Trigger event, numbers and names as in hardware.
+        /// Trigger event. Numbers and names are those of the hardware.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[repr(u8)]
         pub enum TriggerEvent {
@@ -45,7 +45,7 @@ events! {
     EccError = 1, "ECC_ERROR";
     /// Uncorrectable ECC error.
     EccFatal = 2, "ECC_FATAL";
-    /// PCIe link status changed.
+    /// Change of the PCIe link status.
     PcieCoreLinkStatus = 3, "PCIE_CORE_LINK_STATUS_INT";
     /// TLP for the register FIFO of the PCIe bridge.
     PcieBridgeRegfileInfo = 4, "PCIE_BRIDGE_PCIE_TO_HTOC_REGFILE_INFO";
@@ -53,23 +53,23 @@ events! {
     PcieBridgeError = 5, "PCIE_BRIDGE_ERROR";
     /// PCIe core error.
     PcieCoreError = 6, "PCIE_CORE_ERROR";
-    /// Timer expired.
+    /// Expiry of the timer.
     TimerInterrupt = 7, "TIMER_INTERRUPT";
-    /// GPIO input changed.
+    /// Change of a GPIO input.
     GpioIrq = 8, "GPIO_IRQ";
-    /// HTAX bridge discarded a packet.
+    /// Packet discarded by the HTAX bridge.
     HtaxBridgeDiscarded = 9, "HTAX_BRIDGE_DISCARDED_INT";
-    /// On-chip crossbar assertion.
+    /// Assertion in the on-chip crossbar.
     HtaxAssertion = 10, "HTAX_ASSERTION";
     /// SMFU matching store is empty.
     SmfuMatchingStoreEmpty = 11, "SMFU_MATCHING_STORE_EMPTY";
-    /// SMFU request timed out.
+    /// Timeout of an SMFU request.
     SmfuTimeout = 12, "SMFU_TIMEOUT";
-    /// Crossbar inport error.
+    /// Error in a crossbar inport.
     XbarInport = 13, "XBAR_INPORT";
-    /// Crossbar outport error.
+    /// Error in a crossbar outport.
     XbarOutport = 14, "XBAR_OUTPORT";
-    /// Barrier released.
+    /// Release of a barrier.
     BarrierReleased = 15, "BARRIER_RELEASED";
     /// Global interrupt.
     BarrierGlobalInterrupt = 16, "BARRIER_GLOBAL_INTERRUPT";
@@ -79,34 +79,34 @@ events! {
     LinkMacLaneError = 18, "LINK_MAC_LANE_ERROR";
     /// Link retraining error.
     LinkMacRetrainError = 19, "LINK_MAC_RETRAIN_ERROR";
-    /// Link training status changed.
+    /// Change of the link training status.
     LinkMacStatus = 20, "LINK_MAC_STATUS";
     /// Buffer queue error.
     BqError = 21, "BQ_ERROR";
-    /// Requester write-combining buffer error.
+    /// Error in a requester's write-combining buffer.
     WcbufError = 22, "WCBUF_ERROR";
-    /// VELO message with interrupt request.
+    /// VELO message that requests an interrupt.
     VeloNotification = 23, "VELO_RF_NOTI_INTERRUPT_HANDLER_NOTI_INTERRUPT_VEC";
     /// VELO error.
     VeloError = 24, "VELO_ERROR";
-    /// RMA notification with interrupt request.
+    /// RMA notification that requests an interrupt.
     RmaNotification = 25, "RMA_RF_NOTI_INTERRUPT_HANDLER_NOTI_INTERRUPT_VEC";
     /// RMA history dump.
     RmaHistoryDump = 26, "RMA_HISTORY_DUMP";
     /// RMA error.
     RmaError = 27, "RMA_ERROR";
-    /// Network state changed.
+    /// Change of the network state.
     NwState = 28, "NW_STATE";
-    /// Not assigned.
+    /// Event 29, not assigned.
     Te29 = 29, "TE_29";
-    /// Not assigned.
+    /// Event 30, not assigned.
     Te30 = 30, "TE_30";
-    /// Not assigned.
+    /// Event 31, not assigned.
     Te31 = 31, "TE_31";
 }
 
 impl TriggerEvent {
-    /// Returns the number, 0…31.
+    /// Returns the number of the event, 0…31.
     pub const fn number(self) -> u8 {
         self as u8
     }
@@ -121,7 +121,7 @@ impl fmt::Display for TriggerEvent {
 bits! {
     /// Set of trigger events, in the format of `trigger_enable`.
     pub struct TriggerMask {
-        /// Bit i: event i.
+        /// Bit i selects event i.
         events / with_events: u32 [31:0];
     }
 }
@@ -129,7 +129,7 @@ bits! {
 impl TriggerMask {
     /// Mask that the driver enables (HW §6.5).
     pub const DEFAULT: Self = Self(0x1FED_DFFD);
-    /// Mask while the crossbar outport handler runs, without event 14.
+    /// Mask while the handler for crossbar outport errors runs. Event 14 is disabled.
     pub const DRAINING: Self = Self(0x1FED_9FFD);
 
     /// Returns whether `event` is in the set.

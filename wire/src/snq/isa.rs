@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Instruction format of the notification program (HW §6.6; semantics: G4).
+//! Instruction format of the notification program (HW §6.6). The semantics are an assumption (G4).
 
 use crate::ids::RegOffset;
 use core::fmt;
 
-/// Maximum number of registers that one entry can hold, which limits a burst.
+/// Maximum number of registers in one entry, which limits a burst.
 pub const MAX_BURST: u8 = 7;
 
 bits! {
-    /// Instruction word with any bit pattern. Checked form: [`Instruction`].
+    /// Instruction word with any bit pattern. [`Instruction`] is the checked form.
     pub struct InstructionWord {
         /// Opcode.
         opcode / with_opcode: u8 [3:0];
-        /// Next program address.
+        /// Program address of the next instruction.
         next / with_next: u8 [11:4];
-        /// Index of the first word of this read within the entry.
+        /// Index of the payload word in the entry that receives the first register.
         slot / with_slot: u8 [18:16];
         /// Number of registers to read − 1.
         len_minus_1 / with_len_minus_1: u8 [21:19];
-        /// Register offset / 8.
+        /// Byte offset of the first register, divided by 8.
         addr_div_8 / with_addr_div_8: u32 [47:22];
-        /// Writes the entry after this instruction.
+        /// True if the NIC writes the entry after this instruction.
         emit / with_emit: bool [48:48];
         /// Number of payload words of the entry.
         words / with_words: u8 [51:49];
@@ -30,13 +30,13 @@ bits! {
 /// Known opcodes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Opcode {
-    /// 1: idle loop, only at address 255.
+    /// 1: idle loop, which is only at address 255.
     Idle,
     /// 3: reads registers, then writes the entry if `emit` is set.
     Read,
     /// 4: the event has no program.
     NoProgram,
-    /// 6: writes the entry without reading.
+    /// 6: writes the entry without reading registers.
     Emit,
 }
 
@@ -66,15 +66,15 @@ impl Opcode {
 /// Reason why an instruction word is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum InstructionError {
-    /// Unknown opcode (0 marks an unused address).
+    /// Unknown opcode. Opcode 0 marks an unused address.
     Opcode(u8),
-    /// Set bits that are 0 in every known instruction.
+    /// Bits that are 0 in every known instruction are set.
     Reserved(u64),
-    /// Read beyond the seven words of an entry.
+    /// Read that exceeds the seven payload words of an entry.
     Overflow {
-        /// Index of the first word.
+        /// Index of the first payload word.
         slot: u8,
-        /// Number of registers.
+        /// Number of registers to read.
         len: u8,
     },
 }
@@ -96,22 +96,22 @@ impl fmt::Display for InstructionError {
 pub struct Instruction {
     /// Operation.
     pub opcode: Opcode,
-    /// Next program address; [`super::END`] ends the program.
+    /// Program address of the next instruction. [`super::END`] ends the program.
     pub next: u8,
-    /// Index of the first word of the read within the entry, 0…6.
+    /// Index of the payload word that receives the first register, 0…6.
     pub slot: u8,
     /// Number of consecutive registers to read, 1…7.
     pub len: u8,
-    /// First register to read.
+    /// Offset of the first register to read.
     pub addr: RegOffset,
-    /// Writes the entry afterwards.
+    /// True if the NIC writes the entry after this instruction.
     pub emit: bool,
-    /// Number of payload words of the entry, 0…7; used only with `emit`.
+    /// Number of payload words of the entry, 0…7. Used only with `emit`.
     pub words: u8,
 }
 
 impl Instruction {
-    /// Returns the instruction word. Excess bits of the values are dropped.
+    /// Returns the instruction word. Drops excess bits of the values.
     pub const fn encode(&self) -> u64 {
         InstructionWord(0)
             .with_opcode(self.opcode.code())

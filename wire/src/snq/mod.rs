@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! System notification queue: trigger events, ring entries, ring state, micro-program (HW §6).
+//! System notification queue (HW §6): trigger events, ring entries, ring state and micro-program.
 //!
-//! An enabled event starts a program that reads registers and writes 64-byte entries into a ring in
-//! host memory. [`Instruction`] is one word of the program. [`assemble`] builds a program from a
-//! table that lists the registers to record for each event. [`TOURMALET`] is the driver's program.
+//! An enabled event starts a program. The program reads registers and writes 64-byte entries into a
+//! ring in host memory. [`Instruction`] is one word of the program. [`assemble`] builds a program
+//! from a table that lists the registers to record for each event. [`TOURMALET`] is the driver's
+//! program.
 
 mod event;
 mod isa;
@@ -28,7 +29,7 @@ pub const ENTRY_BYTES: usize = 64;
 bits! {
     /// Last quadword of a ring entry.
     pub struct Header {
-        /// Time stamp.
+        /// Time stamp of the entry, from the NIC's counter.
         ts / with_ts: u64 [39:0];
         /// Meaning unknown (G4).
         tc / with_tc: u8 [47:40];
@@ -36,22 +37,22 @@ bits! {
         pc / with_pc: u16 [59:48];
         /// Reserved.
         reserved / with_reserved: u8 [62:60];
-        /// Toggles with each lap of the ring; 1 in the first lap.
+        /// Bit that toggles with each lap of the ring. It is 1 in the first lap.
         flip / with_flip: bool [63:63];
     }
 }
 
-/// A ring entry.
+/// Entry of the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Entry {
-    /// Payload words, right-aligned: an entry with n words fills payload[7−n…6].
+    /// Payload words, right-aligned. An entry with n words fills payload[7−n…6].
     pub payload: [u64; PAYLOAD_WORDS],
     /// Header.
     pub header: Header,
 }
 
 impl Entry {
-    /// Converts from eight quadwords in memory order.
+    /// Decodes eight quadwords in memory order.
     pub const fn from_words(words: [u64; 8]) -> Self {
         let [a, b, c, d, e, f, g, header] = words;
         Self {
@@ -60,13 +61,13 @@ impl Entry {
         }
     }
 
-    /// Returns eight quadwords in memory order.
+    /// Returns the eight quadwords in memory order.
     pub const fn to_words(&self) -> [u64; 8] {
         let [a, b, c, d, e, f, g] = self.payload;
         [a, b, c, d, e, f, g, self.header.0]
     }
 
-    /// Converts from bytes in memory (little endian).
+    /// Decodes the bytes in memory (little endian).
     pub fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Self {
         let mut words = [0; 8];
         for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -77,7 +78,7 @@ impl Entry {
         Self::from_words(words)
     }
 
-    /// Returns the bytes in memory (little endian).
+    /// Returns the bytes for memory (little endian).
     pub fn to_bytes(&self) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
         for (chunk, word) in bytes.chunks_exact_mut(8).zip(self.to_words()) {
@@ -86,15 +87,15 @@ impl Entry {
         bytes
     }
 
-    /// Returns the `n` words of the entry in program order, up to seven.
+    /// Returns the last `n` payload words in program order, at most seven.
     pub fn words(&self, n: usize) -> &[u64] {
         self.payload
             .get(PAYLOAD_WORDS.saturating_sub(n)..)
             .unwrap_or(&[])
     }
 
-    /// Returns an entry with `words` right-aligned and other words 0. Words beyond the seventh are
-    /// dropped.
+    /// Returns an entry with `words` right-aligned and all other payload words 0. Drops words after
+    /// the seventh.
     pub fn with_words(words: &[u64], header: Header) -> Self {
         let mut entry = Self {
             payload: [0; PAYLOAD_WORDS],
@@ -108,8 +109,8 @@ impl Entry {
     }
 }
 
-/// Software's state of the ring (HW §6.4): next entry, its expected flip bit, and values for
-/// re-arming.
+/// Software's state of the ring (HW §6.4): index of the next entry, expected flip bit, and register
+/// values that re-arm the interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ring {
     entries: u16,
@@ -119,8 +120,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Returns the state of a ring of `entries` entries, whose hardware write pointer is `wp`
-    /// before the queue is started. Returns `None` unless `entries` is a power of two in 2…32,768.
+    /// Returns the state of a ring of `entries` entries. `wp` is the NIC's write pointer before the
+    /// queue is started. Returns `None` unless `entries` is a power of two in 2…32,768.
     pub const fn new(entries: u16, wp: u16) -> Option<Self> {
         if entries < 2 || !entries.is_power_of_two() {
             return None;
@@ -139,24 +140,25 @@ impl Ring {
         (self.consumed + 1) & (self.entries - 1)
     }
 
-    /// Returns whether `header`, read from entry [`Ring::next`], belongs to a written entry.
+    /// Returns whether `header` belongs to a written entry. The caller has read it from entry
+    /// [`Ring::next`].
     pub const fn is_valid(&self, header: Header) -> bool {
         header.flip() == self.flip
     }
 
-    /// Returns the header that slot `index` must have before the queue is started; all other words
-    /// are 0.
+    /// Returns the header that software stores in slot `index` before the queue is started. All
+    /// other words of the slot must be 0.
     ///
-    /// If hardware keeps its write pointer over a restart (G6), it does not write the slots before
-    /// the pointer in the first lap. Software reads them in the second lap and expects the other
-    /// flip bit, so zeros would look valid there.
+    /// The NIC may keep its write pointer over a restart (G6). In the first lap it then skips the
+    /// slots before the pointer. Software reads these slots in the second lap, in which the flip
+    /// bit of valid entries is 0. A header of 0 would therefore look valid.
     pub const fn blank(&self, index: u16) -> Header {
         Header(0).with_flip(index < self.next())
     }
 
-    /// Returns the expected header of entry [`Ring::next`]. The caller stores it over a lost entry.
-    /// Otherwise the stale header of the previous lap would look valid in the next lap, before
-    /// hardware writes the entry.
+    /// Returns a header that is invalid in the next lap. The caller stores it into entry
+    /// [`Ring::next`] if the NIC lost the entry. Otherwise the header of the previous lap would
+    /// look valid in the next lap, before the NIC has written the entry.
     pub const fn filler(&self) -> Header {
         Header(0).with_flip(self.flip)
     }
@@ -171,12 +173,13 @@ impl Ring {
         self.watermark = (self.watermark + 1) & last;
     }
 
-    /// Returns the value for `queue_rplt`: index of the last consumed entry.
+    /// Returns the value for `queue_rplt`, which is the index of the last consumed entry.
     pub const fn rplt(&self) -> u16 {
         self.consumed
     }
 
-    /// Returns the value for `irq_watermark`, armed. The caller must write it after `queue_rplt`.
+    /// Returns the value for `irq_watermark` that arms the interrupt. The caller must write it
+    /// after `queue_rplt`.
     pub const fn watermark(&self) -> IrqWatermark {
         IrqWatermark(0)
             .with_watermark(self.watermark)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Assembler, map of program addresses, and disassembler.
+//! Assembler, disassembler, and map from program addresses to events.
 
 use super::isa::{Instruction, Opcode, MAX_BURST};
 use super::TriggerEvent;
@@ -8,30 +8,32 @@ use core::fmt;
 
 /// Number of words of the program RAM.
 pub const PROGRAM_WORDS: usize = 256;
-/// Address of the idle loop; as next address it ends a program.
+/// Address of the idle loop. As next address, it ends a program.
 pub const END: u8 = 255;
-/// First address for continuation code; event i starts at address i.
+/// First address of continuation code. The program of event i starts at address i.
 pub const FIRST_CONTINUATION: u8 = 32;
 
-/// Method of collecting an event's registers.
+/// Kind of instructions that record an event's registers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Style {
-    /// One instruction per run of consecutive registers. The last read of an entry also writes it.
+    /// One instruction reads a run of consecutive registers. The last read of an entry also writes
+    /// the entry.
     Burst,
-    /// One instruction per register, then one that writes the entry (opcode 6). The vendor's
-    /// program uses this method for events 12, 23 and 25 for an unknown reason (G4), so this
-    /// program does as well.
+    /// One instruction reads one register, and a separate instruction writes the entry (opcode 6).
+    /// The vendor's program uses these instructions for events 12, 23 and 25. The reason is unknown
+    /// (G4), so this program uses them as well.
     Single,
 }
 
 /// Registers to record for one event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EventProgram {
-    /// The event.
+    /// Event that starts the program.
     pub event: TriggerEvent,
-    /// Registers in the order of the entries, seven per entry. An empty list records nothing.
+    /// Registers in the order in which they are recorded, seven per entry. With an empty list, the
+    /// event writes no entry.
     pub registers: &'static [RegOffset],
-    /// Method of collecting them.
+    /// Kind of instructions that record the registers.
     pub style: Style,
 }
 
@@ -40,9 +42,9 @@ pub struct EventProgram {
 pub enum AssembleError {
     /// The program does not fit into 256 words.
     TooLong,
-    /// The table names an event twice.
+    /// The table contains an event twice.
     Duplicate(TriggerEvent),
-    /// A register offset is outside of the register file or no multiple of 8.
+    /// A register offset is outside of the register file or not a multiple of 8.
     Register(RegOffset),
 }
 
@@ -56,16 +58,16 @@ impl fmt::Display for AssembleError {
     }
 }
 
-/// Origin of an entry, found by the program address in its header.
+/// Table row and position of an entry. The key is the program address in the entry's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Source {
-    /// Index into the table.
+    /// Index of the row in the table.
     row: u8,
-    /// Index of the entry within the event's record, from 0.
+    /// Index of the entry among the event's entries, from 0.
     part: u8,
 }
 
-/// Assembled program (about 3 KiB, so it belongs into a `static`).
+/// Assembled program. It has about 3 KiB and therefore belongs into a `static`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Program {
     ram: [u64; PROGRAM_WORDS],
@@ -74,14 +76,14 @@ pub struct Program {
     used: u16,
 }
 
-/// Contents of the entry with a given program address.
+/// Description of the entries with a certain program address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Emission {
-    /// The event.
+    /// Event that caused the entry.
     pub event: TriggerEvent,
-    /// Index of the entry within the event's record, from 0.
+    /// Index of the entry among the event's entries, from 0.
     pub part: u8,
-    /// The recorded registers; word j of the entry is register j.
+    /// Recorded registers. Payload word j of the entry is register j.
     pub registers: &'static [RegOffset],
 }
 
@@ -91,13 +93,13 @@ impl Program {
         &self.ram
     }
 
-    /// Returns the number of words that hold instructions.
+    /// Returns the number of words that contain instructions.
     pub const fn used(&self) -> u16 {
         self.used
     }
 
-    /// Maps the program address of an entry header. Returns `None` if the instruction there writes
-    /// no entry.
+    /// Returns the description of entries with program address `pc`. Returns `None` if the
+    /// instruction at this address writes no entry.
     pub fn emission(&self, pc: u16) -> Option<Emission> {
         let source = (*self.sources.get(pc as usize)?)?;
         let row = self.table.get(source.row as usize)?;
@@ -112,7 +114,7 @@ impl Program {
         })
     }
 
-    /// Returns the number of entries that `event` writes.
+    /// Returns the number of entries that `event` causes.
     pub fn parts(&self, event: TriggerEvent) -> u32 {
         let row = self
             .table
@@ -124,10 +126,10 @@ impl Program {
     }
 }
 
-/// Assembles a program. Events without registers, or not in the table, get opcode 4.
+/// Assembles a program. Events without registers and events that are not in the table get opcode 4.
 ///
-/// Intended for `const` evaluation, so that an invalid table is a compile-time error and the
-/// program needs no stack.
+/// The function is intended for `const` evaluation. An invalid table is then a compile-time error,
+/// and the program needs no stack.
 pub const fn assemble(table: &'static [EventProgram]) -> Result<Program, AssembleError> {
     let mut program = Program {
         ram: [0; PROGRAM_WORDS],
@@ -174,7 +176,7 @@ pub const fn assemble(table: &'static [EventProgram]) -> Result<Program, Assembl
     Ok(program)
 }
 
-/// Places the program of one event. Returns the next free continuation address.
+/// Stores the instructions of one event. Returns the next free continuation address.
 const fn place(program: &mut Program, row: usize, mut free: u8) -> Result<u8, AssembleError> {
     let EventProgram {
         event,
@@ -259,4 +261,93 @@ const fn place(program: &mut Program, row: usize, mut free: u8) -> Result<u8, As
         }
     }
     Ok(free)
+}
+
+/// Iterator over the instructions of one event's program in execution order.
+#[derive(Clone, Debug)]
+pub struct Disassembly<'a> {
+    ram: &'a [u64; PROGRAM_WORDS],
+    pc: u8,
+    left: u16,
+}
+
+impl Iterator for Disassembly<'_> {
+    /// Program address, and its instruction or an error if the word is invalid.
+    type Item = (u8, Result<Instruction, InstructionError>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return None;
+        }
+        self.left -= 1;
+        let pc = self.pc;
+        let instruction = Instruction::decode(*self.ram.get(pc as usize)?);
+        match instruction {
+            Ok(Instruction {
+                opcode: Opcode::Read | Opcode::Emit,
+                next,
+                ..
+            }) if next != END => self.pc = next,
+            _ => self.left = 0,
+        }
+        Some((pc, instruction))
+    }
+}
+
+/// Iterates over the instructions of `event` in any program RAM. Ends at address 255, at an
+/// instruction that ends programs, at an invalid word, or after 256 instructions (a loop).
+pub const fn disassemble(ram: &[u64; PROGRAM_WORDS], event: TriggerEvent) -> Disassembly<'_> {
+    Disassembly {
+        ram,
+        pc: event.number(),
+        left: PROGRAM_WORDS as u16,
+    }
+}
+
+/// Result of [`find_emission`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Event that caused the entry.
+    pub event: TriggerEvent,
+    /// Index of the entry among the event's entries, from 0.
+    pub part: u8,
+    /// Registers in the order of the entry's `words` payload words. A payload word without a
+    /// register is [`RegOffset::INVALID`].
+    pub registers: [RegOffset; MAX_BURST as usize],
+    /// Number of payload words of the entry.
+    pub words: u8,
+}
+
+/// Finds the event whose instructions write an entry at program address `pc`. Disassembles `ram`,
+/// so that it also works for programs that [`assemble`] did not build.
+pub fn find_emission(ram: &[u64; PROGRAM_WORDS], pc: u8) -> Option<Found> {
+    for event in TriggerEvent::ALL {
+        let mut registers = [RegOffset::INVALID; MAX_BURST as usize];
+        let mut part = 0u8;
+        for (at, instruction) in disassemble(ram, event) {
+            let Ok(instruction) = instruction else { break };
+            if instruction.opcode == Opcode::Read {
+                let slots = registers
+                    .iter_mut()
+                    .skip(instruction.slot as usize)
+                    .take(instruction.len as usize);
+                for (register, k) in slots.zip(0u32..) {
+                    *register = RegOffset(instruction.addr.0 + 8 * k);
+                }
+            }
+            if instruction.emit {
+                if at == pc {
+                    return Some(Found {
+                        event,
+                        part,
+                        registers,
+                        words: instruction.words,
+                    });
+                }
+                part = part.saturating_add(1);
+                registers = [RegOffset::INVALID; MAX_BURST as usize];
+            }
+        }
+    }
+    None
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The driver's table of registers to record for each event (HW §6.5).
+//! Registers that the driver's program records for each event (HW §6.5).
 
 use super::program::{assemble, EventProgram, Program, Style};
 use super::TriggerEvent as Te;
@@ -24,13 +24,13 @@ const fn single(event: Te, registers: &'static [RegOffset]) -> EventProgram {
     }
 }
 
-/// Register that HW §6.5 lists for the ECC events. On Tourmalet, its address is the time stamp
+/// Register that HW §6.5 lists for the ECC events. On Tourmalet, this offset is the time stamp
 /// counter.
 const ECC_WORD: RegOffset = info::TSC;
 
-/// Same events and registers as in the vendor's program, except for event 12: it records the SMFU
-/// timeout register (0xA010) instead of a stale address. The order is numeric, so program addresses
-/// are equal to the vendor's.
+/// Registers to record for each event. They are those of the vendor's program, except for event 12.
+/// That event records the SMFU timeout register (0xA010) instead of a stale address. The rows are
+/// in numeric order, so that program addresses equal the vendor's.
 pub static TABLE: [EventProgram; 26] = [
     burst(Te::Ht3CoreError, &[pcie::HT3_RX_PKTS_5]),
     burst(Te::EccError, &[ECC_WORD]),

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sending a packet through the backdoor of a NIC in root-port mode, and receiving its completion
-//! (HW §14, G20).
+//! Requests through the PCIe backdoor of a NIC in root-port mode, and their completions (HW §14,
+//! G20).
 //!
-//! The sender writes the packet to `htoc_to_pcie_backdoor_data`, and then its length with `send` to
-//! the control register. The completion appears in the receive FIFO. `info` returns its length, and
-//! that number of reads of `data` returns the packet. A read of `info` may or may not remove the
-//! entry (G20). Software therefore reads `info` until it reports a packet, and reads it again only
-//! after the whole packet was read.
+//! Software writes a packet to `htoc_to_pcie_backdoor_data`, and then its length with `send` to the
+//! control register. The completion appears in the receive FIFO. The register `info` returns the
+//! completion's length in quadwords. Software then reads `data` that number of times. A read of
+//! `info` may or may not remove the entry (G20). Software therefore reads `info` until it reports a
+//! packet, and reads it again only after the whole packet was read.
 
 use super::{words, Bdf, CfgType, Error, Kind, Status, Tlp};
 use crate::ids::RegOffset;
 use crate::regs::pcie::{self, BackdoorControl, BackdoorInfo};
 
-/// Tag of all requests. Completions with tag 0 are stored in the FIFO (`regfwd_srctag0`).
+/// Tag of all requests. The NIC stores completions with tag 0 in the FIFO (`regfwd_srctag0`).
 pub const TAG: u8 = 0;
-/// Requester of all requests.
+/// Requester ID of all requests.
 pub const REQUESTER: Bdf = Bdf(0);
-/// Maximum number of registers written to send a packet.
+/// Maximum number of register writes that send a packet.
 pub const WRITES: usize = words::MAX + 1;
 
 /// Decoded value of `pcie_to_htoc_backdoor_info`.
@@ -24,9 +24,9 @@ pub const WRITES: usize = words::MAX + 1;
 pub enum Info {
     /// The FIFO is empty.
     Empty,
-    /// The FIFO has a packet; the number of reads of `data` that return it.
+    /// The FIFO contains a packet of this number of quadwords.
     Packet(usize),
-    /// The number of quadwords exceeds any packet.
+    /// The number of quadwords exceeds the longest packet.
     Impossible(u8),
 }
 
@@ -47,24 +47,24 @@ pub fn info(value: u64) -> Info {
 pub struct Completion {
     /// Status of the request.
     pub status: Status,
-    /// First dword of the payload; all ones without payload.
+    /// First dword of the payload; all ones if the completion has no payload.
     pub value: u32,
 }
 
-/// Reason why received quadwords are not the completion of the request.
+/// Reason why the received quadwords are not a completion of the request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// The quadwords are not a packet.
+    /// The quadwords are not a valid packet.
     Packet(Error),
     /// The packet is not a completion for this requester.
     Other,
 }
 
-/// Returns the register writes that send a packet, in order.
+/// Returns the register writes that send a packet, in the order of execution.
 ///
 /// # Errors
 ///
-/// The errors of [`words::pack`].
+/// Returns the errors of [`words::pack`].
 pub fn send(
     tlp: &Tlp,
     payload: &[u8],
@@ -81,7 +81,7 @@ pub fn send(
     Ok(data.chain(core::iter::once(last)))
 }
 
-/// Decodes the completion of a request for up to one dword from the received quadwords.
+/// Decodes the completion of a request for at most one dword.
 ///
 /// # Errors
 ///
@@ -109,10 +109,10 @@ pub fn completion(qw: &[u64]) -> Result<Completion, Fault> {
     }
 }
 
-/// Configuration access of 1, 2 or 4 bytes.
+/// Access to 1, 2 or 4 bytes of a configuration space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Target function.
+    /// Function whose configuration space is accessed.
     pub target: Bdf,
     /// Type 0, or type 1 for a target behind a bridge.
     pub ty: CfgType,
@@ -122,8 +122,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns the access. Returns `None` for other sizes, and for bytes outside of one aligned
-    /// dword of the 4,096 bytes.
+    /// Returns the access. Returns `None` if `bytes` is not 1, 2 or 4, or if the bytes are not in
+    /// one aligned dword of the 4,096 bytes.
     pub const fn new(target: Bdf, ty: CfgType, register: u16, bytes: u8) -> Option<Self> {
         let good = matches!(bytes, 1 | 2 | 4) && register % bytes as u16 == 0 && register < 4096;
         if !good {
@@ -158,18 +158,18 @@ impl Config {
         .into()
     }
 
-    /// Returns the packet that reads.
+    /// Returns the request that reads the register.
     pub fn read(self) -> Tlp {
         self.tlp(false)
     }
 
-    /// Returns the packet that writes `value`, and its payload.
+    /// Returns the request that writes `value`, and its payload.
     pub fn write(self, value: u32) -> (Tlp, [u8; 4]) {
         let dword = (value & self.mask()) << self.shift();
         (self.tlp(true), dword.to_le_bytes())
     }
 
-    /// Returns the requested bytes of the received dword. All ones stay all ones.
+    /// Returns the requested bytes of the received dword. A dword of all ones yields all ones.
     pub const fn value(self, dword: u32) -> u32 {
         (dword >> self.shift()) & self.mask()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Encoding and decoding of headers.
+//! Encoding and decoding of packet headers.
 
 use super::{Bdf, CfgType, Error, Span, Status, MAX_DWORDS};
 
@@ -9,7 +9,7 @@ const MEM: u8 = 0x00;
 const CFG0: u8 = 0x04;
 const CFG1: u8 = 0x05;
 const CPL: u8 = 0x0A;
-/// Bits of dword 0 that must be 0: T9, T8, LN, TH, TD, AT.
+/// Bits of dword 0 that this project does not support and that must be 0: T9, T8, LN, TH, TD, AT.
 const UNSUPPORTED: u32 = (1 << 23) | (1 << 19) | (1 << 17) | (1 << 16) | (1 << 15) | (3 << 10);
 
 /// Transaction layer packet without its payload.
@@ -17,15 +17,15 @@ const UNSUPPORTED: u32 = (1 << 23) | (1 << 19) | (1 << 17) | (1 << 16) | (1 << 1
 pub struct Tlp {
     /// Traffic class, 0…7.
     pub traffic_class: u8,
-    /// Attributes: bit 0 no snoop, bit 1 relaxed ordering, bit 2 ID-based ordering.
+    /// Attribute bits: 0 no snoop, 1 relaxed ordering, 2 ID-based ordering.
     pub attributes: u8,
     /// The payload is marked as invalid (`EP`).
     pub poisoned: bool,
-    /// Request or completion.
+    /// Type of the request or completion, with its fields.
     pub kind: Kind,
 }
 
-/// Part of a header that depends on the kind of packet.
+/// Fields of a header that depend on the type of the packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// Memory read request.
@@ -37,11 +37,11 @@ pub enum Kind {
         /// Bytes to read.
         span: Span,
     },
-    /// Memory write request; posted.
+    /// Memory write request (posted).
     MemWrite {
         /// Function that sends the request.
         requester: Bdf,
-        /// Tag; unused in posted requests.
+        /// Tag, which is unused in posted requests.
         tag: u8,
         /// Bytes to write.
         span: Span,
@@ -58,7 +58,7 @@ pub enum Kind {
         target: Bdf,
         /// Byte offset in configuration space, a multiple of 4 below 4096.
         register: u16,
-        /// Byte enables.
+        /// Byte enables of the dword.
         enables: u8,
     },
     /// Configuration write request of one dword.
@@ -73,7 +73,7 @@ pub enum Kind {
         target: Bdf,
         /// Byte offset in configuration space, a multiple of 4 below 4096.
         register: u16,
-        /// Byte enables.
+        /// Byte enables of the dword.
         enables: u8,
     },
     /// Completion, with or without data.
@@ -90,7 +90,8 @@ pub enum Kind {
         requester: Bdf,
         /// Tag of the request.
         tag: u8,
-        /// Low 7 address bits of the first payload byte; 0 unless a memory read is completed.
+        /// Low 7 bits of the address of the first payload byte; 0 unless the request was a memory
+        /// read.
         lower_addr: u8,
         /// Number of payload dwords, 0 for a completion without data.
         dwords: u16,
@@ -114,7 +115,7 @@ const fn id_tag(id: Bdf, tag: u8) -> u32 {
 }
 
 impl Kind {
-    /// Returns a configuration access (`CfgWrite` or `CfgRead`); `from` is the requester with a
+    /// Returns a configuration request: `CfgWrite` or `CfgRead`. `from` is the requester and its
     /// tag.
     pub const fn config(
         write: bool,
@@ -146,7 +147,7 @@ impl Kind {
         }
     }
 
-    /// Returns the length field in dwords. In a read it is the requested length.
+    /// Returns the length field in dwords. In a read request, the field is the requested length.
     const fn length(&self) -> u16 {
         match self {
             Self::MemRead { span, .. } | Self::MemWrite { span, .. } => span.dwords,
@@ -155,7 +156,7 @@ impl Kind {
         }
     }
 
-    /// Returns `Fmt` and `Type`.
+    /// Returns the fields `Fmt` and `Type`.
     const fn code(&self) -> u8 {
         match self {
             Self::MemRead { span, .. } => MEM | four(span),
@@ -192,8 +193,8 @@ impl Tlp {
         }
     }
 
-    /// Returns the header dwords; the fourth is 0 if the header has three. Fails if a field is out
-    /// of range.
+    /// Returns the header dwords. If the header has three dwords, the fourth is 0. Fails if a field
+    /// is out of range.
     pub fn encode(&self) -> Result<[u32; 4], Error> {
         if self.traffic_class > 7 || self.attributes > 7 {
             return Err(Error::Feature);
@@ -282,7 +283,7 @@ impl Tlp {
         Ok(dw)
     }
 
-    /// Decodes header dwords. The fourth is used only if the header has four.
+    /// Decodes header dwords. Ignores the fourth dword if the header has three.
     pub fn decode(dw: [u32; 4]) -> Result<Self, Error> {
         let code = (dw[0] >> 24) as u8;
         if dw[0] & UNSUPPORTED != 0 {

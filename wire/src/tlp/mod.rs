@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! PCIe transaction layer packets that pass the NIC's PCIe bridge and its backdoor (HW §14): memory
-//! requests, configuration requests and completions.
+//! PCIe transaction layer packets that the NIC's PCIe bridge and its backdoor transfer (HW §14):
+//! memory requests, configuration requests and completions.
 //!
-//! Layouts are those of the PCI Express Base Specification, chapter 2.2: a header of three or four
-//! dwords, then the payload. Header dwords are represented as numbers, with `Fmt` in bits 31…29 of
-//! the first. Payload is represented as bytes in address order. [`words`] defines the layout of
-//! both in the quadwords of the backdoor.
+//! The PCI Express Base Specification (chapter 2.2) defines the layouts. A packet is a header of
+//! three or four dwords, then the payload. A header dword is a number with `Fmt` in bits 31…29 of
+//! dword 0. The payload is a slice of bytes in address order. [`words`] defines the layout of both
+//! in the quadwords of the backdoor.
 
 use core::fmt;
 
@@ -19,7 +19,7 @@ pub use header::{Kind, Tlp};
 pub const MAX_DWORDS: u16 = 1024;
 /// Boundary in bytes that a request must not cross.
 pub const PAGE: u64 = 4096;
-/// Read completion boundary: completions may be split at multiples of this number of bytes.
+/// Read completion boundary in bytes. A completion may be split at multiples of this number.
 pub const RCB: u32 = 64;
 
 /// Bus, device and function number of a requester, completer or target.
@@ -27,7 +27,7 @@ pub const RCB: u32 = 64;
 pub struct Bdf(pub u16);
 
 impl Bdf {
-    /// Returns the number with these parts. Excess bits are dropped.
+    /// Returns the number with these parts. Drops excess bits.
     pub const fn new(bus: u8, device: u8, function: u8) -> Self {
         Self(((bus as u16) << 8) | ((device as u16 & 31) << 3) | (function as u16 & 7))
     }
@@ -66,25 +66,25 @@ impl fmt::Debug for Bdf {
     }
 }
 
-/// Type of a configuration request: 0 for a device on the link, 1 for forwarding by bridges.
+/// Type of a configuration request: 0 for a device on the link, 1 for a device behind a bridge.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CfgType {
-    /// Type 0.
+    /// Type 0, for a device on the link.
     Type0,
-    /// Type 1.
+    /// Type 1, for a device behind a bridge.
     Type1,
 }
 
 /// Status of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Status {
-    /// Successful.
+    /// The request was successful.
     Success,
-    /// Unsupported request.
+    /// The completer does not support the request.
     Unsupported,
-    /// Configuration request retry.
+    /// The device is not ready, so the requester must retry the configuration request.
     Retry,
-    /// Completer abort.
+    /// The completer aborted the request.
     Abort,
 }
 
@@ -109,7 +109,7 @@ impl Status {
     }
 }
 
-/// Dwords of a request, with enable masks for the bytes of the first and last one.
+/// Dwords that a request accesses, with byte enables of the first and last dword.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Span {
     /// Address of the first dword, a multiple of 4.
@@ -123,9 +123,9 @@ pub struct Span {
 }
 
 impl Span {
-    /// Returns the request for `len` contiguous bytes at `addr`. With `len` 0 no byte is enabled;
-    /// reading that flushes posted writes. Returns `None` if the request would cross a 4 KiB
-    /// boundary or the end of the address space.
+    /// Returns the request for `len` contiguous bytes at `addr`. With `len` 0, no byte is enabled.
+    /// A read without enabled bytes flushes posted writes. Returns `None` if the request would
+    /// cross a 4 KiB boundary or the end of the address space.
     pub const fn bytes(addr: u64, len: u32) -> Option<Self> {
         let skip = (addr & 3) as u32;
         if len == 0 {
@@ -163,9 +163,9 @@ impl Span {
         }
     }
 
-    /// Returns offset from `addr` and length of the range from the first to the last enabled byte,
-    /// `(0, 0)` if no byte is enabled. Completions of a read carry this range. If the enables are
-    /// contiguous, it contains exactly the requested bytes.
+    /// Returns the range from the first to the last enabled byte as its offset from `addr` and its
+    /// length in bytes. Returns `(0, 0)` if no byte is enabled. Completions of a read carry this
+    /// range. If the enables are contiguous, it contains exactly the requested bytes.
     pub const fn extent(&self) -> (u32, u32) {
         if self.first_be == 0 {
             return (0, 0);
@@ -180,8 +180,8 @@ impl Span {
         (start, end - start)
     }
 
-    /// Returns the byte count field of the first completion of a read (specification 2.2.9), at
-    /// least 1.
+    /// Returns the byte count field of the first completion of a read (specification 2.2.9), which
+    /// is at least 1.
     pub const fn byte_count(&self) -> u16 {
         let (_, len) = self.extent();
         if len == 0 {
@@ -214,7 +214,8 @@ impl Span {
         if self.first_be == 0 || self.last_be == 0 {
             return Err(Error::ByteEnables);
         }
-        // The specification allows holes only in requests of one dword or one aligned quadword.
+        // The specification allows gaps between enabled bytes only in requests of one dword or one
+        // aligned quadword.
         let holes = self.dwords > 2 || self.addr & 7 != 0;
         let first_ok = matches!(self.first_be, 0xF | 0xE | 0xC | 0x8);
         let last_ok = matches!(self.last_be, 0xF | 0x7 | 0x3 | 0x1);
@@ -225,10 +226,10 @@ impl Span {
     }
 }
 
-/// Completion that answers a part of a read.
+/// Completion that answers a part of a read request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ReadCompletion {
-    /// Offset from the first byte read.
+    /// Offset in bytes from the first byte of the read.
     pub offset: u32,
     /// Number of bytes in this completion.
     pub len: u32,
@@ -245,9 +246,9 @@ impl ReadCompletion {
     }
 }
 
-/// Splits the answer to a read of `len` bytes at `addr` into completions of up to `max_payload`
-/// bytes, at the read completion boundary. A read without enabled bytes yields no completion here;
-/// its answer is one dword with byte count 1.
+/// Splits the answer to a read of `len` bytes at `addr` into completions of at most `max_payload`
+/// bytes. The completions end at read completion boundaries. A read without enabled bytes yields no
+/// completion here. Its answer is one dword with byte count 1.
 pub fn completions(addr: u64, len: u32, max_payload: u32) -> impl Iterator<Item = ReadCompletion> {
     let max = (max_payload / RCB).max(1) * RCB;
     let mut offset = 0;
@@ -271,23 +272,23 @@ pub fn completions(addr: u64, len: u32, max_payload: u32) -> impl Iterator<Item 
 /// Reason why a packet cannot be encoded or decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Error {
-    /// Unknown packet type; the byte with `Fmt` and `Type`.
+    /// Unknown packet type, with the byte that contains `Fmt` and `Type`.
     Type(u8),
-    /// Digest, address type, hint or extended tag, or a reserved bit.
+    /// Unsupported feature (digest, address type, hint, extended tag), or reserved bit that is set.
     Feature,
     /// Length field that is out of range for the kind of packet.
     Length,
-    /// Address that is no multiple of 4, or below 4 GiB in a header of four dwords.
+    /// Address that is not a multiple of 4, or an address below 4 GiB in a header of four dwords.
     Address,
     /// Request that crosses a 4 KiB boundary.
     CrossesPage,
     /// Byte enables that the specification forbids.
     ByteEnables,
-    /// Completion status that does not exist, or does not permit data.
+    /// Completion status that does not exist or does not permit data.
     Status,
     /// Register number of a configuration request that is out of range.
     Register,
-    /// Payload that does not have the length in the header, or does not fit.
+    /// Payload whose length differs from the header, or that does not fit into the buffer.
     Payload,
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Layout of packets in the quadwords of the PCIe backdoor (HW §14).
 //!
-//! **MODEL decision, not a hardware fact** (G20): quadwords 0 and 1 hold header dwords 0…3, even
-//! ones in the low halves, as numbers with `Fmt` in the top byte. The payload begins in quadword 2,
-//! even after a header of three dwords, with byte 0 lowest. The receive FIFO has the same layout.
+//! **MODEL decision, not a hardware fact** (G20): quadwords 0 and 1 contain header dwords 0…3 as
+//! numbers with `Fmt` in the top byte. Dwords 0 and 2 are the low halves. The payload begins in
+//! quadword 2, even after a header of three dwords. Byte 0 of the payload is the lowest byte. The
+//! receive FIFO has the same layout.
 
 use super::{Error, Tlp};
 
@@ -33,8 +34,8 @@ impl Words {
     }
 }
 
-/// Packs a packet. Fails if a field is out of range, or if `payload` is too long or does not have
-/// the length in the header.
+/// Packs a packet. Fails if a field is out of range, or if the length of `payload` exceeds the
+/// maximum or differs from the header.
 pub fn pack(tlp: &Tlp, payload: &[u8]) -> Result<Words, Error> {
     let dw = tlp.encode()?;
     let dwords = tlp.payload_dwords();
@@ -57,8 +58,8 @@ pub fn pack(tlp: &Tlp, payload: &[u8]) -> Result<Words, Error> {
 }
 
 /// Unpacks a packet from quadwords and copies its payload to `payload`. Returns the packet and the
-/// length of its payload in bytes. Fails if the header is invalid, or if `qw` or `payload` is too
-/// short for the payload.
+/// length of its payload in bytes. Fails if the header is invalid, or if `qw` or `payload` is
+/// shorter than the payload.
 pub fn unpack(qw: &[u64], payload: &mut [u8]) -> Result<(Tlp, usize), Error> {
     let (Some(&a), Some(&b)) = (qw.first(), qw.get(1)) else {
         return Err(Error::Payload);
