@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Lease state of an accelerator (a PCIe device behind a NIC without a host), as borrowers store it
-//! in registers of that NIC (docs/pci-protocol.md, *Accelerators*).
+//! Lease state of an accelerator, which is a PCIe device behind a NIC without a host. Borrowers
+//! store the state in registers of that NIC (docs/pci-protocol.md, *Accelerators*).
 //!
-//! No software runs at such a node. The NIC has eight scratchpads, and the hardware reference
-//! defines the first four only (HW §4.3). This project uses two of the others by its own decision.
-//! They survive resets that spare the network, but not power cycles.
+//! No software runs at such a node. The NIC has eight scratchpads, of which the hardware reference
+//! defines only the first four (HW §4.3). This project uses two of the other scratchpads by its own
+//! decision. Their contents survive resets that spare the network, but not power cycles.
 
 use crate::ids::{NodeId, RegOffset};
 use crate::regs::info;
 
 /// Scratchpad 4: lease of the device, a [`LeaseWord`].
 pub const LEASE: RegOffset = info::scratchpad(4);
-/// Scratchpad 5: bit mask of SMFU interval numbers for which a node may have windows; bit *n* is
-/// number *n*.
+/// Scratchpad 5: SMFU intervals through which a node may have windows. Bit *n* belongs to interval
+/// *n*.
 pub const INTERVALS: RegOffset = info::scratchpad(5);
 /// Constant that distinguishes a valid lease word from the register's value after a reset.
 pub const MAGIC: u16 = 0xACC;
@@ -20,13 +20,13 @@ pub const MAGIC: u16 = 0xACC;
 bits! {
     /// Lease of an accelerator as a register stores it.
     pub struct LeaseWord {
-        /// Random number, drawn for each lease.
+        /// Random number that the borrower draws for each lease.
         nonce / with_nonce: u32 [31:0];
-        /// Node that wrote the word.
+        /// Node that wrote the lease word.
         node / with_node: u16 [47:32];
-        /// Code of a [`State`].
+        /// Code of the lease's [`State`].
         state / with_state: u8 [51:48];
-        /// [`MAGIC`].
+        /// Constant [`MAGIC`].
         magic / with_magic: u16 [63:52];
     }
 }
@@ -36,11 +36,12 @@ bits! {
 pub enum State {
     /// The device is not leased.
     Free,
-    /// A node claims the device and waits in case another node claims it, too.
+    /// A node claims the device and waits, because another node may claim the device at the same
+    /// time.
     Claimed,
     /// A node has leased the device.
     Lent,
-    /// A node takes the device over and closes all windows of its borrower.
+    /// A node takes the device over. It closes all windows of the previous borrower.
     Taken,
 }
 
@@ -70,7 +71,7 @@ impl State {
 pub struct LeaseRecord {
     /// State of the lease.
     pub state: State,
-    /// Node that wrote the word.
+    /// Node that wrote the lease word.
     pub node: NodeId,
     /// Random number of the lease.
     pub nonce: u32,
@@ -106,7 +107,7 @@ impl LeaseRecord {
             .raw()
     }
 
-    /// Returns a copy with another state.
+    /// Returns a copy of the lease in another state.
     #[must_use]
     pub const fn with(self, state: State) -> Self {
         Self { state, ..self }

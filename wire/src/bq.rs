@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Buffer queue formats: segment descriptors and queue registers (HW §7). Register offsets:
-//! [`crate::regs::velo_bq`], [`crate::regs::rma_bq`].
+//! Formats of buffer queues (HW §7): segment descriptors and queue registers.
+//! [`crate::regs::velo_bq`] and [`crate::regs::rma_bq`] have the register offsets.
 
 use crate::ids::BusAddr;
 use core::fmt;
@@ -29,7 +29,7 @@ impl SlotCode {
         self as u8
     }
 
-    /// Converts from the two-bit code. Only bits `[1:0]` of `code` are used.
+    /// Decodes the two-bit code. Uses only bits `[1:0]` of `code`.
     pub const fn from_code(code: u8) -> Self {
         match code & 3 {
             0 => SlotCode::B16,
@@ -57,11 +57,11 @@ impl From<crate::velo::SlotSize> for SlotCode {
 /// Reason why a queue layout is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Error {
-    /// Number of slots of a segment, not in 1…65,536.
+    /// The number of slots of a segment is not in 1…65,536.
     Slots(u32),
-    /// Number of segments, not in 1…512.
+    /// The number of segments is not in 1…512.
     Segments(u32),
-    /// Base address that is not page aligned or needs more than 52 bits.
+    /// The base address is not page aligned or needs more than 52 bits.
     Base(BusAddr),
 }
 
@@ -76,21 +76,21 @@ impl fmt::Display for Error {
 }
 
 bits! {
-    /// Segment descriptor in a descriptor page or register. Checked form: [`SegmentDesc`].
+    /// Segment descriptor in a descriptor page or register. [`SegmentDesc`] is the checked form.
     pub struct SegmentWord {
-        /// Slot size code.
+        /// Code of the slot size.
         slot_code / with_slot_code: u8 [1:0];
-        /// Slots − 1.
+        /// Number of slots − 1.
         slots_minus_1 / with_slots_minus_1: u16 [17:2];
-        /// Base address `[51:12]`.
+        /// Bits `[51:12]` of the base address.
         base_page / with_base_page: u64 [57:18];
-        /// Valid bit; used in registers only.
+        /// Valid bit, which is used only in registers.
         valid / with_valid: bool [58:58];
     }
 }
 
 impl SegmentWord {
-    /// Decodes the segment and ignores `valid`. Every bit pattern describes a segment.
+    /// Decodes the segment. Every bit pattern describes a segment. The valid bit is ignored.
     pub const fn segment(self) -> SegmentDesc {
         SegmentDesc {
             slot: SlotCode::from_code(self.slot_code()),
@@ -100,19 +100,19 @@ impl SegmentWord {
     }
 }
 
-/// One memory segment of a queue.
+/// Memory segment of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SegmentDesc {
-    /// Slot size.
+    /// Code of the slot size.
     pub slot: SlotCode,
     /// Number of slots, 1…65,536.
     pub slots: u32,
-    /// Address of the first byte, page aligned.
+    /// Page-aligned address of the first byte.
     pub base: BusAddr,
 }
 
 impl SegmentDesc {
-    /// Returns the form for the descriptor page (no valid bit).
+    /// Returns the form for the descriptor page, without the valid bit.
     pub const fn encode(&self) -> Result<SegmentWord, Error> {
         if self.slots == 0 || self.slots > MAX_SEGMENT_SLOTS {
             return Err(Error::Slots(self.slots));
@@ -126,18 +126,26 @@ impl SegmentDesc {
             .with_base_page(self.base.0 >> 12))
     }
 
-    /// Returns the size of the segment in bytes, up to 8 MiB.
+    /// Returns the form for `c_base_size_valid` and `n_base_size_valid`, with the valid bit.
+    pub const fn encode_valid(&self) -> Result<SegmentWord, Error> {
+        match self.encode() {
+            Ok(word) => Ok(word.with_valid(true)),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Returns the size of the segment in bytes, at most 8 MiB.
     pub const fn bytes(&self) -> u32 {
         self.slots.saturating_mul(self.slot.bytes())
     }
 }
 
 bits! {
-    /// Word of the register `dcq_base_dcq_ub`. Checked form: [`DcqBase`].
+    /// Word of the register `dcq_base_dcq_ub`. [`DcqBase`] is the checked form.
     pub struct DcqBaseWord {
-        /// Segments − 1.
+        /// Number of segments − 1.
         dcq_ub / with_dcq_ub: u16 [15:0];
-        /// Descriptor page address `[51:12]`.
+        /// Bits `[51:12]` of the address of the descriptor page.
         base_page / with_base_page: u64 [55:16];
     }
 }
@@ -181,7 +189,7 @@ impl DcqBase {
 bits! {
     /// Register `ub`.
     pub struct Ub {
-        /// Total slots − 1.
+        /// Total number of slots − 1.
         slots_minus_1 / with_slots_minus_1: u32 [31:0];
     }
 }
@@ -189,7 +197,7 @@ bits! {
 bits! {
     /// Register `wp_lwp_dcq_rp`.
     pub struct WritePointers {
-        /// Index of the next descriptor to fetch.
+        /// Index of the next descriptor that the NIC reads.
         dcq_rp / with_dcq_rp: u16 [15:0];
         /// Write pointer inside the segment (inferred).
         wp / with_wp: u16 [31:16];
@@ -199,8 +207,8 @@ bits! {
 }
 
 impl WritePointers {
-    /// Returns the value for a new queue of `segments` segments (HW §7): `dcq_rp` is 0 for fewer
-    /// than three segments, else 2.
+    /// Returns the value for a new queue of `segments` segments (HW §7). `dcq_rp` is 0 for fewer
+    /// than three segments, and 2 otherwise.
     pub const fn initial(segments: u32) -> Self {
         Self(0).with_dcq_rp(if segments < 3 { 0 } else { 2 })
     }
@@ -209,9 +217,9 @@ impl WritePointers {
 bits! {
     /// Register `rp`.
     pub struct Rp {
-        /// Logical read pointer: next slot to read.
+        /// Logical read pointer: number of the next slot to read.
         lrp / with_lrp: u32 [31:0];
-        /// Re-enables interrupts of the VPID; 0 leaves them unchanged.
+        /// Writing 1 re-enables interrupts of the VPID. Writing 0 leaves them unchanged.
         irq_retrigger / with_irq_retrigger: bool [32:32];
     }
 }
@@ -219,13 +227,13 @@ bits! {
 bits! {
     /// Register `general`.
     pub struct General {
-        /// Queue engine enabled.
+        /// True if the queue engine is enabled.
         enable / with_enable: bool [0:0];
-        /// Upper bound assertion.
+        /// Assertion of the upper bound.
         ub_assert / with_ub_assert: bool [1:1];
-        /// A full queue timed out.
+        /// Assertion of the timeout of a full queue.
         timeout_assert / with_timeout_assert: bool [2:2];
-        /// Logical write pointer assertion.
+        /// Assertion of the logical write pointer.
         lwp_assert / with_lwp_assert: bool [3:3];
         /// VPID of the last error.
         error_queue / with_error_queue: u8 [11:4];
@@ -237,13 +245,13 @@ bits! {
 bits! {
     /// Register `debug`.
     pub struct Debug {
-        /// State.
+        /// State of the queue engine.
         state / with_state: u8 [4:0];
-        /// Descriptors received.
+        /// Number of descriptors received.
         rcvd_dcqs / with_rcvd_dcqs: u32 [36:5];
-        /// RAM double-bit error.
+        /// Double-bit error in the RAM.
         ram_ded / with_ram_ded: bool [37:37];
-        /// RAM single-bit error.
+        /// Single-bit error in the RAM.
         ram_sec / with_ram_sec: bool [38:38];
     }
 }

@@ -5,33 +5,33 @@ use crate::ids::{BusAddr, CpuAddr};
 use crate::regs::htax::{Bound, IntvlControl};
 use crate::regs::smfu::ADDRESS_END;
 
-/// Control words of the initialisation sequence (HW §3.1).
+/// Control words that the initialisation sequence writes (HW §3.1).
 pub mod control {
-    /// Interval 0: register file.
+    /// Interval 0 leads to the register file.
     pub const RF: u64 = 0xC107;
-    /// Interval 1: VELO.
+    /// Interval 1 leads to VELO.
     pub const VELO: u64 = 0x4209;
-    /// Interval 2: RMA.
+    /// Interval 2 leads to RMA.
     pub const RMA: u64 = 0x440B;
-    /// Interval 5: first part of the SMFU window, remote register file.
+    /// Interval 5 is the first part of the SMFU window. It leads to register files of remote nodes.
     pub const SMFU_RRA: u64 = 0xE007;
-    /// Interval 3: rest of the SMFU window, posted.
+    /// Interval 3 is the rest of the SMFU window, for posted requests.
     pub const SMFU_POSTED: u64 = 0x6001;
-    /// Interval 4: rest of the SMFU window, non-posted.
+    /// Interval 4 is the rest of the SMFU window, for non-posted requests.
     pub const SMFU_NONPOSTED: u64 = 0xA003;
 }
 
-/// Virtual channels, one-hot as in `vcs`.
+/// Virtual channels as the one-hot numbers of field `vcs`.
 pub mod vc {
-    /// Posted.
+    /// Channel of posted requests.
     pub const POSTED: u8 = 1;
-    /// Non-posted.
+    /// Channel of non-posted requests.
     pub const NONPOSTED: u8 = 2;
-    /// Response.
+    /// Channel of responses.
     pub const RESPONSE: u8 = 4;
 }
 
-/// On-chip units, numbers as in `port`; `port_oh` is 1 << number.
+/// On-chip unit. Its number is the value of field `port`. Field `port_oh` is 1 << number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Port {
     /// 0: host, posted.
@@ -63,22 +63,38 @@ impl Port {
             Port::Smfu => 8,
         }
     }
+
+    /// Returns the unit that a one-hot value selects. Returns `None` if several bits are set or the
+    /// port has no known unit.
+    pub const fn from_one_hot(port_oh: u16) -> Option<Self> {
+        Some(match port_oh {
+            0x001 => Port::HostPosted,
+            0x002 => Port::HostNonposted,
+            0x004 => Port::HostResponse,
+            0x008 => Port::Rf,
+            0x010 => Port::Velo,
+            0x020 => Port::Rma,
+            0x100 => Port::Smfu,
+            _ => return None,
+        })
+    }
 }
 
-/// One interval: three register values.
+/// Address interval, described by three register values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Interval {
-    /// First page number above the interval.
+    /// Number of the first page above the interval.
     pub upper: Bound,
-    /// Last page number below the interval.
+    /// Number of the last page below the interval.
     pub lower: Bound,
     /// Control word with target unit and virtual channels.
     pub control: IntvlControl,
 }
 
 impl Interval {
-    /// Returns the interval for `size` bytes at `base`. Returns `None` if it is not page aligned,
-    /// empty, at page 0 (the lower bound would be −1), or above 52 bits.
+    /// Returns the interval for `size` bytes at `base`. Returns `None` if the interval is not page
+    /// aligned, is empty or exceeds 52 bits. It also must not begin at page 0, because the lower
+    /// bound would be −1.
     pub const fn covering(base: BusAddr, size: u64, control: u64) -> Option<Self> {
         let Some(end) = base.0.checked_add(size) else {
             return None;
@@ -97,7 +113,7 @@ impl Interval {
         })
     }
 
-    /// Returns whether the interval is enabled and lower < page < upper.
+    /// Returns whether the interval is enabled and contains the address.
     pub const fn contains(&self, addr: BusAddr) -> bool {
         let page = addr.0 >> 12;
         self.control.enable() && self.lower.bound() < page && page < self.upper.bound()
@@ -114,37 +130,37 @@ impl Interval {
     }
 }
 
-/// Bus addresses of the parts of BAR0 and BAR2 (HW §1.2), which the NIC compares with the address
+/// Bus addresses of the windows in BAR0 and BAR2 (HW §1.2). The NIC compares them with the address
 /// of each access.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Windows {
-    /// Register file.
+    /// Bus address of the register file.
     pub rf: BusAddr,
-    /// VELO requester.
+    /// Bus address of the VELO requester window.
     pub velo: BusAddr,
-    /// RMA requester.
+    /// Bus address of the RMA requester window.
     pub rma: BusAddr,
-    /// SMFU window (BAR2).
+    /// Bus address of the SMFU window (BAR2).
     pub smfu: BusAddr,
-    /// Size of the SMFU window in bytes, more than 32 MiB.
+    /// Size of the SMFU window in bytes. It must exceed 32 MiB.
     pub smfu_size: u64,
 }
 
-/// CPU addresses of the same parts. They differ from those in [`Windows`] behind a host bridge that
-/// translates addresses.
+/// CPU addresses of the windows in BAR0 and BAR2. Behind a host bridge that translates addresses,
+/// they differ from the bus addresses in [`Windows`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CpuWindows {
-    /// Register file.
+    /// CPU address of the register file.
     pub rf: CpuAddr,
-    /// VELO requester.
+    /// CPU address of the VELO requester window.
     pub velo: CpuAddr,
-    /// RMA requester.
+    /// CPU address of the RMA requester window.
     pub rma: CpuAddr,
-    /// SMFU window (BAR2).
+    /// CPU address of the SMFU window (BAR2).
     pub smfu: CpuAddr,
 }
 
-/// A BAR with its CPU address and its bus address.
+/// BAR with its CPU address and its bus address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Bar {
     /// CPU address of the first byte.
@@ -158,15 +174,16 @@ pub struct Bar {
 /// CPU addresses and bus addresses of a NIC's windows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sides {
-    /// CPU addresses, for mapping.
+    /// CPU addresses, which drivers map.
     pub cpu: CpuWindows,
-    /// Bus addresses, for registers.
+    /// Bus addresses, which drivers write to registers.
     pub bus: Windows,
 }
 
 impl Sides {
-    /// Returns the standard layout of `bar0` and `bar2`. Returns `None` if a BAR is too small or if
-    /// its addresses exceed the registers: 52 bits for HTAX intervals, 48 bits for the SMFU window.
+    /// Returns the standard layout of `bar0` and `bar2`. Returns `None` if a BAR is too small or
+    /// its addresses exceed the registers. HTAX intervals have 52 address bits, and the SMFU window
+    /// has 48.
     pub const fn standard(bar0: Bar, bar2: Bar) -> Option<Self> {
         let bus = Windows::standard(bar0.bus, bar2.bus, bar2.size);
         let end = bar2.bus.0.saturating_add(bar2.size);
@@ -186,17 +203,17 @@ impl Sides {
     }
 }
 
-/// Size in bytes of each of the three windows: register file, VELO and RMA.
+/// Size in bytes of each of the windows for register file, VELO and RMA.
 pub const UNIT_WINDOW: u64 = 0x0200_0000;
-/// Offset of the VELO window in BAR0.
+/// Byte offset of the VELO window in BAR0.
 pub const BAR0_VELO: u64 = 0x0200_0000;
-/// Offset of the RMA window in BAR0.
+/// Byte offset of the RMA window in BAR0.
 pub const BAR0_RMA: u64 = 0x0400_0000;
 /// Minimum size of BAR0 in bytes.
 pub const BAR0_MIN: u64 = 0x0600_0000;
 
 impl Windows {
-    /// Returns the standard layout: three windows of 32 MiB in BAR0, and BAR2 as the SMFU window.
+    /// Returns the standard layout: three windows of 32 MiB in BAR0, and the SMFU window in BAR2.
     pub const fn standard(bar0: BusAddr, bar2: BusAddr, bar2_size: u64) -> Self {
         Self {
             rf: bar0,
@@ -208,7 +225,7 @@ impl Windows {
     }
 
     /// Returns pairs of index and interval in the order of the initialisation sequence: 0, 1, 2, 5,
-    /// 3, 4. Returns `None` if a window is misplaced.
+    /// 3, 4. Returns `None` if an interval is invalid.
     pub const fn intervals(&self) -> Option<[(u32, Interval); 6]> {
         let rra = crate::regs::smfu::RRA_WINDOW;
         let Some(rest_size) = self.smfu_size.checked_sub(rra) else {

@@ -8,7 +8,7 @@ use core::fmt;
 pub struct NodeId(pub u16);
 
 impl NodeId {
-    /// First of the two values that user APIs use as wildcards. No node may have these IDs (HW
+    /// First of the two node IDs that user APIs use as wildcards. No node may have these IDs (HW
     /// §4.2).
     pub const FIRST_RESERVED: NodeId = NodeId(0xFFFE);
 
@@ -37,11 +37,11 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// Virtual process ID, 0…255, one space per unit (HW §4.2).
+/// Virtual process ID, 0…255. VELO and RMA have separate VPIDs (HW §4.2).
 ///
-/// Some formats reserve ten bits for a VPID, but the hardware has 256 of them. The type therefore
-/// cannot hold a value above 255, and each value is a valid index into every table with an entry
-/// per VPID.
+/// Some formats reserve ten bits for a VPID, but the hardware has only 256 VPIDs. The type
+/// therefore cannot hold a value above 255. Each value is a valid index into every table with an
+/// entry per VPID.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Vpid(u16);
 
@@ -50,7 +50,7 @@ impl Vpid {
     pub const COUNT: u16 = 256;
     /// First VPID that is not available to users (HW §4.2).
     pub const USER_END: Vpid = Vpid(251);
-    /// VPID of Lustre networking; never allocated to users (HW §4.2).
+    /// VPID of Lustre networking, which is never allocated to users (HW §4.2).
     pub const LND: Vpid = Vpid(251);
     /// RMA VPID for remote register access. In VELO the same number is [`Vpid::PCI`].
     pub const RRA: Vpid = Vpid(252);
@@ -64,7 +64,7 @@ impl Vpid {
     /// VPID of the management software.
     pub const MGMT: Vpid = Vpid(255);
 
-    /// Returns the VPID `value`, or `None` above 255.
+    /// Returns the VPID with number `value`; `None` above 255.
     #[inline]
     pub const fn new(value: u16) -> Option<Self> {
         if value < Self::COUNT {
@@ -74,20 +74,20 @@ impl Vpid {
         }
     }
 
-    /// Returns the VPID in the low eight bits of `value`, because the hardware ignores the upper
-    /// bits of wider fields.
+    /// Returns the VPID in the low eight bits of `value`. The hardware ignores the upper bits of
+    /// wider fields.
     #[inline]
     pub const fn from_low_bits(value: u64) -> Self {
         Self((value & 0xFF) as u16)
     }
 
-    /// Returns the number, 0…255.
+    /// Returns the number of the VPID, 0…255.
     #[inline]
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Returns the number as a table index, 0…255.
+    /// Returns the number of the VPID as a table index, 0…255.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -111,7 +111,8 @@ impl fmt::Display for Vpid {
     }
 }
 
-/// Network logical address, which the ATU translates (HW §11.1). Fields: [`crate::atu::NlaParts`].
+/// Network logical address, which the ATU translates (HW §11.1). [`crate::atu::NlaParts`] has its
+/// fields.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Nla(pub u64);
 
@@ -121,7 +122,7 @@ impl fmt::Display for Nla {
     }
 }
 
-/// Physical address as the CPU uses it, for mapping. Behind a host bridge that translates
+/// Physical address that the CPU uses to map memory. Behind a host bridge that translates
 /// addresses, it differs from the [`BusAddr`] of the same byte.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct CpuAddr(pub u64);
@@ -132,17 +133,17 @@ impl fmt::Display for CpuAddr {
     }
 }
 
-/// Address as the NIC uses it on the bus: a DMA address of 52 bits (HW §2).
+/// Address that the NIC uses on the bus: a DMA address of 52 bits (HW §2).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct BusAddr(pub u64);
 
 impl BusAddr {
-    /// Bytes per page in all page-aligned address fields.
+    /// Size of a page in bytes, in all page-aligned address fields.
     pub const PAGE_SIZE: u64 = 4096;
-    /// Largest address that page-address fields `[51:12]` can hold, plus one.
+    /// Limit of the addresses that page-address fields `[51:12]` can hold.
     pub const END: u64 = 1 << 52;
 
-    /// Addresses that the bridge turns into interrupts; they are never memory (HW §6.2).
+    /// Addresses that the bridge turns into interrupts. Memory never has these addresses (HW §6.2).
     pub const INTERRUPTS: core::ops::Range<u64> = crate::quirks::INTERRUPT_ADDRESSES;
 
     /// Returns whether one of the `bytes` bytes from this address on is in [`BusAddr::INTERRUPTS`].
@@ -151,7 +152,7 @@ impl BusAddr {
         self.0 < Self::INTERRUPTS.end && Self::INTERRUPTS.start < self.0.saturating_add(bytes)
     }
 
-    /// Returns whether the address is page aligned and fits a `[51:12]` page-address field.
+    /// Returns whether the address is page aligned and fits into a `[51:12]` page-address field.
     #[inline]
     pub const fn is_page(self) -> bool {
         self.0 % Self::PAGE_SIZE == 0 && self.0 < Self::END
@@ -171,11 +172,11 @@ pub struct RegOffset(pub u32);
 impl RegOffset {
     /// Size of the register file window in bytes (HW §1.2).
     pub const WINDOW: u32 = 0x0200_0000;
-    /// Result of array accessors for an index out of range. It is outside of the register file, so
-    /// accessors that check [`RegOffset::is_valid`] reject it.
+    /// Offset that array accessors return if an index is out of range. It is outside of the
+    /// register file, so that accessors that check [`RegOffset::is_valid`] reject it.
     pub const INVALID: RegOffset = RegOffset(u32::MAX);
 
-    /// Returns whether this is a quadword-aligned offset inside the register file.
+    /// Returns whether the offset is a multiple of 8 inside of the register file.
     #[inline]
     pub const fn is_valid(self) -> bool {
         self.0 < Self::WINDOW && self.0 % 8 == 0
@@ -194,7 +195,7 @@ impl fmt::Display for RegOffset {
     }
 }
 
-/// Unit with requester pages, write-combining buffers and queues of its own: VELO or RMA.
+/// Unit that has requester pages, write-combining buffers and queues: VELO or RMA.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Unit {
     /// VELO: small two-sided messages (HW §9).

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Formats of the Extoll Tourmalet NIC, and of the protocols that its drivers speak.
 //!
-//! Pure `no_std` code without allocation, I/O or `unsafe`. The same sources compile into the kernel
-//! modules and into every host-side program. Every function may be called from any context, because
-//! the code never panics, sleeps or locks.
+//! This crate is pure `no_std` code without allocation, I/O or `unsafe`. The same sources are
+//! compiled into the kernel modules and into every host program. Every function may be called from
+//! any context, because no function panics, sleeps or locks.
 //!
-//! "HW §n" cites the hardware reference. "G n" cites its list of open questions, each with the
-//! decision that was made.
-//! made.
+//! "HW §n" cites the hardware reference. "G n" cites its list of open questions. The list states
+//! the decision on each question.
 #![no_std]
 #![forbid(unsafe_code)]
 #![warn(clippy::match_bool)]

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Routing and multicast table entries.
+//! Entries of routing and multicast tables.
 //!
 //! **MODEL decision, not a hardware fact.** The locations and sizes of the tables are known (HW
-//! §15.2), but their entry formats on Tourmalet are not (G21). This project defines the formats
-//! below. The emulated fabric forwards packets by them, and the management software of that fabric
-//! writes them. Software must never write these formats to a real card, except through a table that
-//! an administrator supplies. The split of a node ID into table indices and the port numbers (0–6
-//! links, 7–10 network ports n0–n3) are inferences of the reference.
+//! §15.2), but their entry formats on Tourmalet are not (G21). This project therefore defines the
+//! formats below. The emulated fabric forwards packets by these entries, and the management
+//! software of that fabric writes them. Software must never write these formats to a real card,
+//! except for a table that an administrator supplies. Two facts are inferences of the reference:
+//! the split of a node ID into table indices, and the port numbers (0–6 links, 7–10 network ports
+//! n0–n3).
 //!
 //! A lookup starts in the global table at node ID `[15:10]`. A valid entry without the local flag
 //! names the outport. A valid entry with the local flag continues the lookup in the local table at
 //! node ID `[9:0]`, whose entry names the outport. All other cases are illegal routing. An entry
-//! that names any network port means "this node". The kind of the packet selects one of n0–n3,
-//! because one entry per node cannot tell them apart.
+//! that names any network port means that the packet is for this node. The kind of the packet then
+//! selects one of n0–n3, because a node has only one entry.
 
 use crate::ids::NodeId;
 use core::fmt;
@@ -21,19 +22,19 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OutPort(u8);
 
-/// Destination of a crossbar port.
+/// Link or network port of an outport.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PortKind {
-    /// Link 0…6.
+    /// Link number, 0…6.
     Link(u8),
-    /// Network port 0…3 (n0…n3): delivery on this node.
+    /// Number of a network port, 0…3 (n0…n3). The packet is delivered on this node.
     Network(u8),
 }
 
 impl OutPort {
     /// Number of ports.
     pub const COUNT: u8 = 11;
-    /// First network port.
+    /// Number of the first network port.
     pub const FIRST_NETWORK: u8 = 7;
 
     /// Returns the port `number`; `None` above 10.
@@ -63,7 +64,7 @@ impl OutPort {
         }
     }
 
-    /// Returns the number, 0…10.
+    /// Returns the number of the outport, 0…10.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -92,15 +93,15 @@ bits! {
     pub struct RouteWord {
         /// The entry is valid.
         valid / with_valid: bool [0:0];
-        /// Global table only: the local table determines the port.
+        /// Used only in the global table. True if the local table determines the port.
         local / with_local: bool [1:1];
         /// Outport number.
         outport / with_outport: u8 [7:4];
         /// Deterministic virtual channel, 0 or 1, for packets that leave through a link. Two
-        /// channels keep rings free of deadlocks.
+        /// channels keep rings of links free of deadlocks.
         dvc / with_dvc: u8 [8:8];
-        /// Reserved, for example for alternative ports of adaptive routing; written as 0, ignored
-        /// on reading.
+        /// Reserved bits, for example for alternative ports of adaptive routing. Software writes 0,
+        /// and readers ignore them.
         spare / with_spare: u64 [63:9];
     }
 }
@@ -108,16 +109,16 @@ bits! {
 /// Meaning of a routing table entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RouteEntry {
-    /// No route.
+    /// The entry contains no route.
     Invalid,
-    /// Global table only: the local table determines the port.
+    /// Used only in the global table. The local table determines the port.
     Local,
     /// Packets leave through this port.
     Port(OutPort),
 }
 
 impl RouteEntry {
-    /// Returns the table word with spare bits 0.
+    /// Returns the table word with reserved bits 0.
     pub const fn encode(self) -> RouteWord {
         let word = RouteWord(0);
         match self {
@@ -127,7 +128,7 @@ impl RouteEntry {
         }
     }
 
-    /// Decodes a table word. `Err` carries an outport number above 10.
+    /// Decodes a table word. An outport number above 10 is returned as `Err`.
     pub const fn decode(word: RouteWord) -> Result<Self, u8> {
         if !word.valid() {
             return Ok(RouteEntry::Invalid);
@@ -147,9 +148,9 @@ impl RouteEntry {
 pub enum RouteError {
     /// The global entry is invalid.
     NoSegment,
-    /// The local entry is invalid or has the local flag itself.
+    /// The local entry is invalid or has the local flag set.
     NoNode,
-    /// An entry names an outport above 10.
+    /// An entry contains this outport number, which is above 10.
     BadPort(u8),
 }
 
@@ -163,8 +164,8 @@ impl fmt::Display for RouteError {
     }
 }
 
-/// Finds the outport for `node`. `grt` and `lrt` return the words of the global table (0…63) and
-/// local table (0…1023) at an index.
+/// Finds the outport for `node`. `grt` returns a word of the global table (0…63), and `lrt` a word
+/// of the local table (0…1023).
 pub fn lookup(
     node: NodeId,
     grt: impl FnOnce(u8) -> RouteWord,
@@ -186,15 +187,15 @@ pub fn lookup(
 pub const MCAST_GROUPS: u16 = 64;
 
 bits! {
-    /// Entry of a multicast table: the packet is copied to every outport whose bit is set.
+    /// Entry of a multicast table. The packet is copied to every outport whose bit is set.
     pub struct McastEntry {
-        /// Bit i: outport i.
+        /// Bit i selects outport i.
         ports / with_ports: u16 [10:0];
     }
 }
 
 impl McastEntry {
-    /// Returns the entry with `port` added.
+    /// Returns a copy of the entry with `port` added.
     #[must_use]
     pub const fn with(self, port: OutPort) -> Self {
         Self(self.0 | (1 << port.get()))
@@ -205,7 +206,7 @@ impl McastEntry {
         (self.0 >> port.get()) & 1 != 0
     }
 
-    /// Iterates over the outports in ascending order.
+    /// Iterates over the outports of the entry in ascending order.
     pub fn iter(self) -> impl Iterator<Item = OutPort> + Clone {
         (0..OutPort::COUNT)
             .filter_map(OutPort::new)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! VELO formats: requester address, descriptor, status word, mailbox slots (HW §9).
+//! VELO formats (HW §9): requester address, descriptor, status word and mailbox slots.
 
 use crate::ids::{NodeId, Vpid};
 use core::fmt;
@@ -30,9 +30,9 @@ impl Mtt {
 pub struct RequesterAddr {
     /// Source VPID.
     pub vpid: Vpid,
-    /// Traffic class, 0…3 (two bits used).
+    /// Traffic class, 0…3. The low two bits are used.
     pub traffic_class: u8,
-    /// Byte offset in the page, 0…4095 (twelve bits used).
+    /// Byte offset in the page, 0…4095. The low twelve bits are used.
     pub offset: u16,
 }
 
@@ -53,7 +53,7 @@ impl RequesterAddr {
             | ((self.traffic_class as u32 & 3) << 20)
     }
 
-    /// Converts from a byte offset inside the window. Bits `[24:22]` are ignored (G8).
+    /// Decodes a byte offset inside the window. Ignores bits `[24:22]` (G8).
     pub const fn decode(addr: u32) -> Self {
         Self {
             vpid: Vpid::from_low_bits((addr >> 12) as u64),
@@ -64,37 +64,38 @@ impl RequesterAddr {
 }
 
 bits! {
-    /// Software descriptor with any bit pattern (HW §9.2). Checked form: [`Descriptor`].
+    /// Software descriptor with any bit pattern (HW §9.2). [`Descriptor`] is the checked form.
     pub struct DescriptorWord {
         /// Destination node or multicast group.
         target / with_target: u16 [15:0];
-        /// Destination VPID (eight bits used).
+        /// Destination VPID. The low eight bits are used.
         vpid / with_vpid: u16 [25:16];
-        /// Selects multicast delivery; `target` is a group then.
+        /// True if the message is delivered to the multicast group in `target`.
         multicast / with_multicast: bool [31:31];
         /// Message type tag.
         mtt / with_mtt: u8 [33:32];
-        /// Raises an interrupt at the receiver.
+        /// True if the message raises an interrupt at the receiver.
         irq / with_irq: bool [34:34];
         /// User tag.
         tag / with_tag: u8 [47:40];
-        /// Length in bytes.
+        /// Length of the message in bytes.
         len / with_len: u16 [59:48];
     }
 }
 
 bits! {
-    /// Status quadword of a mailbox slot with any bit pattern (HW §9.4). Checked form: [`Status`].
+    /// Status quadword of a mailbox slot with any bit pattern (HW §9.4). [`Status`] is the checked
+    /// form.
     pub struct StatusWord {
         /// Source node.
         node / with_node: u16 [15:0];
-        /// Source VPID (eight bits used).
+        /// Source VPID. The low eight bits are used.
         vpid / with_vpid: u16 [25:16];
         /// Message type tag.
         mtt / with_mtt: u8 [33:32];
-        /// End of message.
+        /// End-of-message flag.
         eom / with_eom: bool [36:36];
-        /// Error.
+        /// Error flag.
         err / with_err: bool [37:37];
         /// User tag.
         tag / with_tag: u8 [47:40];
@@ -106,9 +107,9 @@ bits! {
 /// Reason why a descriptor or status word is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Error {
-    /// Length 0 or above [`MAX_LEN`].
+    /// The length is 0 or above [`MAX_LEN`].
     Length(u16),
-    /// Set bits that must be 0.
+    /// Bits that must be 0 are set.
     Reserved(u64),
 }
 
@@ -124,9 +125,9 @@ impl fmt::Display for Error {
 /// Destination of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Target {
-    /// One node.
+    /// A single node.
     Node(NodeId),
-    /// A multicast group.
+    /// All nodes of a multicast group.
     Group(u16),
 }
 
@@ -139,20 +140,20 @@ impl fmt::Display for Target {
     }
 }
 
-/// A valid software descriptor.
+/// Valid software descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Descriptor {
-    /// Destination.
+    /// Destination node or group.
     pub target: Target,
     /// Destination VPID.
     pub vpid: Vpid,
     /// Message type tag.
     pub mtt: Mtt,
-    /// Raises an interrupt at the receiver.
+    /// True if the message raises an interrupt at the receiver.
     pub irq: bool,
     /// User tag.
     pub tag: u8,
-    /// Length in bytes, 1…120.
+    /// Length of the message in bytes, 1…120.
     pub len: u16,
 }
 
@@ -164,7 +165,7 @@ const fn check_len(len: u16) -> Result<(), Error> {
     }
 }
 
-/// Upper two bits of the ten-bit VPID fields, unused (HW §4.2).
+/// Upper two bits of the ten-bit VPID fields, which are unused (HW §4.2).
 const VPID_UNUSED: u64 = 0x300 << 16;
 
 impl Descriptor {
@@ -188,7 +189,7 @@ impl Descriptor {
             .raw())
     }
 
-    /// Decodes a descriptor quadword. The length must be 1…120 and reserved bits 0.
+    /// Decodes a descriptor quadword. Fails unless the length is 1…120 and all reserved bits are 0.
     pub const fn decode(raw: u64) -> Result<Self, Error> {
         let word = DescriptorWord(raw);
         let reserved = raw & (!DescriptorWord::KNOWN | VPID_UNUSED);
@@ -219,7 +220,7 @@ impl Descriptor {
     }
 }
 
-/// Sender of a message, from bits `[23:0]` of the status word.
+/// Sender of a message, which bits `[23:0]` of the status word contain.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SourceId {
     /// Source node.
@@ -229,12 +230,12 @@ pub struct SourceId {
 }
 
 impl SourceId {
-    /// Returns the 24-bit form of the API: node in `[15:0]`, VPID in `[23:16]`.
+    /// Returns the 24-bit form that the user API uses: node in `[15:0]`, VPID in `[23:16]`.
     pub const fn raw(self) -> u32 {
         self.node.0 as u32 | ((self.vpid.get() as u32) << 16)
     }
 
-    /// Converts from the 24-bit form.
+    /// Decodes the 24-bit form.
     pub const fn from_raw(raw: u32) -> Self {
         Self {
             node: NodeId(raw as u16),
@@ -249,16 +250,16 @@ impl fmt::Display for SourceId {
     }
 }
 
-/// A valid status word.
+/// Valid status word of a mailbox slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Status {
-    /// Sender, stamped by the hardware.
+    /// Sender of the message. The NIC stamps it into the status word.
     pub source: SourceId,
     /// Message type tag.
     pub mtt: Mtt,
-    /// End of message; unreliable (G9).
+    /// End-of-message flag, which is unreliable (G9).
     pub eom: bool,
-    /// Error; semantics unknown (G9).
+    /// Error flag, whose semantics are unknown (G9).
     pub err: bool,
     /// User tag.
     pub tag: u8,
@@ -283,11 +284,10 @@ impl Status {
             .raw())
     }
 
-    /// Decodes the status quadword of a slot. Returns `Ok(None)` for 0, because the slot is free
-    /// then.
+    /// Decodes the status quadword of a slot. Returns `Ok(None)` for 0, which marks a free slot.
     ///
-    /// Unknown bits are ignored, because no source documents all of them and a receiver must not
-    /// fail on them.
+    /// Ignores unknown bits, because no source documents all of them and a receiver must not fail
+    /// on them.
     pub const fn decode(raw: u64) -> Result<Option<Self>, Error> {
         if raw == 0 {
             return Ok(None);
@@ -310,16 +310,16 @@ impl Status {
     }
 }
 
-/// Mailbox slot size, one setting for the whole unit (HW §9.4).
+/// Size of mailbox slots. All mailboxes have the same setting (HW §9.4).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SlotSize {
-    /// 64-byte slots with 56 payload bytes each; long messages take several slots.
+    /// 64-byte slots with 56 payload bytes each. A long message occupies several slots.
     B64,
-    /// 128-byte slots with one message each.
+    /// 128-byte slots. Each slot contains one message.
     B128,
 }
 
-/// Part of a message that one slot holds.
+/// Part of a message that is in one slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlotPart {
     /// Index of the slot within the message, 0…2.
@@ -354,8 +354,8 @@ impl SlotSize {
         self.bytes() - 8
     }
 
-    /// Returns the number of slots that a message of `len` bytes takes, 1…3. A length above
-    /// [`MAX_LEN`] counts as [`MAX_LEN`].
+    /// Returns the number of slots of a message of `len` bytes, 1…3. A length above [`MAX_LEN`]
+    /// counts as [`MAX_LEN`].
     pub const fn slots_for(self, len: u16) -> u32 {
         let len = if len > MAX_LEN { MAX_LEN } else { len };
         if len == 0 {
@@ -365,10 +365,10 @@ impl SlotSize {
         }
     }
 
-    /// Iterates over the parts of a message of `len` bytes in slot order. Each part is
-    /// right-aligned before its status word.
+    /// Iterates over the parts of a message of `len` bytes in slot order. Each part ends directly
+    /// before the status word of its slot.
     ///
-    /// There are no parts for length 0. A length above [`MAX_LEN`] counts as [`MAX_LEN`].
+    /// The iterator is empty for length 0. A length above [`MAX_LEN`] counts as [`MAX_LEN`].
     pub fn parts(self, len: u16) -> impl ExactSizeIterator<Item = SlotPart> + Clone {
         let len = if len > MAX_LEN { MAX_LEN } else { len };
         let capacity = self.capacity();

@@ -23,8 +23,8 @@ struct Kind {
     tags: usize,
 }
 
-/// Returns a frame with an unfinished checksum, the offset of its layer 4, and the offset of the
-/// checksum in layer 4.
+/// Returns a frame with an unfinished checksum, the offset of its layer 4 in the frame, and the
+/// offset of the checksum in layer 4.
 fn frame(kind: Kind, payload: &[u8], padding: usize) -> (Vec<u8>, usize, usize) {
     let Kind { v6, tcp, tags } = kind;
     let mut frame = vec![0x2e, 0x87, 4, 7, 0, 1, 0x2e, 0x87, 4, 7, 0, 2];
@@ -69,7 +69,8 @@ fn frame(kind: Kind, payload: &[u8], padding: usize) -> (Vec<u8>, usize, usize) 
     (frame, start, offset)
 }
 
-/// Finishes the checksum in software, like the stack for hardware without checksum offload.
+/// Finishes the checksum in software, as the network stack does for hardware without checksum
+/// offload.
 fn finish(frame: &mut [u8], start: usize, offset: usize, end: usize) {
     let checksum = !sum(&frame[start..end]);
     frame[start + offset..start + offset + 2].copy_from_slice(&checksum.to_be_bytes());
@@ -113,7 +114,8 @@ fn unfinished_checksums_are_found() {
     }
 }
 
-/// Sum and complement of a frame between two nodes of the default network.
+/// Checks the stored sum and the finished checksum of a frame between two nodes with default
+/// addresses.
 #[test]
 fn a_known_frame() {
     let frame = [
@@ -144,8 +146,8 @@ fn other_frames_have_none() {
         unfinished(&frame)
     };
     assert!(unfinished(&good).is_some());
-    // Frames in which no unfinished checksum may be found: first fragment, later fragment, not
-    // IPv4, short header, unsupported protocol, wrong UDP length, other EtherType.
+    // None of these frames may be reported as unfinished: first fragment, later fragment, other IP
+    // version, short header, unsupported protocol, wrong UDP length, other EtherType.
     for (at, value) in [
         (20, 0x20),
         (21, 1),
@@ -160,14 +162,14 @@ fn other_frames_have_none() {
     for len in 0..good.len() {
         assert_eq!(unfinished(&good[..len]), None, "{len} bytes");
     }
-    // UDP without a checksum.
+    // A UDP datagram may have no checksum (0).
     let mut none = good;
     none[40..42].fill(0);
     assert_eq!(unfinished(&none), None);
 }
 
 proptest! {
-    /// For arbitrary bytes, the reported positions are inside of the frame.
+    /// For arbitrary bytes, the reported positions are inside the frame.
     #[test]
     fn any_bytes(mut frame in proptest::collection::vec(any::<u8>(), 0..200), kind in 0..4usize) {
         if frame.len() > 16 && kind > 0 {
@@ -180,7 +182,8 @@ proptest! {
     }
 }
 
-/// About 1 of 65,536 finished frames looks unfinished, and finishing it again does not change it.
+/// About 1 of 65,536 frames with a finished checksum looks unfinished. Finishing the checksum again
+/// does not change it.
 #[test]
 fn finished_twice() {
     for kind in ALL {

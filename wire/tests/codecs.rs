@@ -180,7 +180,7 @@ proptest! {
         if let Ok(d) = rma::Descriptor::decode([w0, w1, w2]) {
             match d.encode() {
                 Ok(words) => prop_assert_eq!(words, [w0, w1, w2]),
-                // The hardware accepts these (G12), but the drivers do not send them.
+                // The hardware accepts unaligned commands (G12), but the drivers never send them.
                 Err(e) => prop_assert_eq!(e, rma::DescriptorError::Unaligned),
             }
         }

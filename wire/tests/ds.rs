@@ -1,5 +1,5 @@
-//! Messages of direct sockets: the formats of docs/ds-protocol.md, word by word, and invalid
-//! messages.
+//! Checks that messages of direct sockets match docs/ds-protocol.md word by word, and that invalid
+//! messages are rejected.
 
 use proptest::prelude::*;
 use wire::ds::{
@@ -161,7 +161,7 @@ fn golden_setup() {
         0,
         0x0200_020a_ffff_0000,
     ];
-    // The sender's name is in the bits above the receiver's name.
+    // The name of the connection at the sender is in the bits above the name at the receiver.
     let mut named = expected;
     named[1] = u64::from(client().id.raw()) << 24;
     assert_eq!(connect.words(), named);
@@ -195,7 +195,7 @@ fn golden_setup() {
         let newer = |i: usize| words[i] ^ u64::from(i == 0);
         let parsed = Answered::parse(answered.kind(), len, newer);
         match answer {
-            // Accepted with any reason and any length.
+            // A decline is accepted with any reason and any length.
             Answer::Decline(_) => {
                 let declined = Answered {
                     answer: Answer::Decline(Decline::Version),
@@ -289,7 +289,7 @@ proptest! {
         if let Ok(message) = Message::parse(tag, len, word) {
             prop_assert_eq!(message.kind().tag(), tag);
             prop_assert_eq!(message.len(), len);
-            // An accepted message encodes to the same words.
+            // An accepted message must encode to the words that were decoded.
             let words = words(&message);
             let again = Message::parse(tag, len, |i| words.get(i).copied().unwrap_or(0));
             prop_assert_eq!(again, Ok(message));

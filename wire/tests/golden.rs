@@ -13,7 +13,7 @@ fn vpid(v: u16) -> Vpid {
 
 #[test]
 fn htax_control_words_decode_as_described() {
-    // (control, port, one-hot, vcs), HW §3.1 and §5.
+    // Columns: control word, port, one-hot port, virtual channels (HW §3.1 and §5).
     for (raw, port, oh, vcs, unit) in [
         (0xC107, 3, 0x008, 3, htax::Port::Rf),
         (0x4209, 4, 0x010, 1, htax::Port::Velo),
@@ -90,7 +90,7 @@ fn htax_init_sequence() {
     );
 }
 
-/// The driver maps CPU addresses and writes bus addresses to registers.
+/// The driver maps CPU addresses, but writes bus addresses to registers.
 #[test]
 fn windows_have_two_sides() {
     let bar = |cpu, bus, size| htax::Bar {
@@ -122,7 +122,7 @@ fn windows_have_two_sides() {
     for (_, interval) in bus.intervals().unwrap() {
         assert!(interval.lower.bound() << 12 < 0x11_0000_0000);
     }
-    // BARs that are too small, or whose addresses exceed the registers.
+    // These BARs are too small or have addresses that exceed the registers.
     let refused = |bar0, bar2| assert_eq!(htax::Sides::standard(bar0, bar2), None);
     refused(bar(0x60_0000_0000, 0xE000_0000, 0x400_0000), bar2);
     refused(bar0, bar(0x70_0000_0000, 0x10_0000_0000, 0x200_0000));
@@ -137,7 +137,7 @@ fn windows_have_two_sides() {
     refused(bar(u64::MAX - 0xFFF, 0xE000_0000, 0x1000_0000), bar2);
     let high = bar(0x70_0000_0000, (1 << 48) - 0x2000_0000, 0x1000_0000);
     assert!(htax::Sides::standard(bar0, high).is_some());
-    // The NIC does not depend on the CPU address of the window.
+    // The CPU address of the window does not affect the registers of the NIC.
     let far = bar(1 << 50, 0x10_0000_0000, 0x1000_0000);
     assert_eq!(htax::Sides::standard(bar0, far).unwrap().bus, bus);
 }
@@ -267,7 +267,7 @@ fn values_of_the_init_sequence() {
         0x208
     );
 
-    // 128→2, 256→4, 512→8, others→1: the example of HW §3.5, and all its digits.
+    // The example of HW §3.5 for the size classes 128→2, 256→4, 512→8, others→1.
     assert_eq!(regs::rma::Config::for_pcie(256, 512).raw(), 0x840200);
     assert_eq!(regs::rma::Config::for_pcie(128, 4096).raw(), 0x120200);
     let off = regs::rma::VpidTable(regs::rma::VPID_DISABLED);
@@ -323,7 +323,7 @@ fn values_of_the_init_sequence() {
         assert_eq!(regs::info::NetworkState::from_raw(raw), state);
         assert_eq!(state.raw(), raw);
     }
-    // MODEL link status: Gen3 x16 up (G2).
+    // Link status of the emulator (MODEL): Gen3 x16, up (G2).
     let link = regs::pcie::NwlGeneral0(0)
         .with_phy_layer_up(true)
         .with_dl_layer_up(true)
@@ -361,7 +361,7 @@ fn snq_values() {
         snq::TriggerMask::DEFAULT.without(snq::TriggerEvent::XbarOutport),
         snq::TriggerMask::DRAINING
     );
-    // "off" column of HW §6.5.
+    // Events in the "off" column of HW §6.5.
     let off: Vec<u8> = snq::TriggerEvent::ALL
         .into_iter()
         .filter(|e| !snq::TriggerMask::DEFAULT.contains(*e))
@@ -378,7 +378,7 @@ fn snq_values() {
 
 #[test]
 fn velo_values() {
-    // Kernel sends on traffic class 2: window offset 0x200000 + vpid << 12 (HW §9.1).
+    // The kernel sends on traffic class 2, at window offset 0x200000 + vpid << 12 (HW §9.1).
     assert_eq!(
         velo::RequesterAddr::page(vpid(5), 2).encode(),
         0x200000 + (5 << 12)
@@ -388,8 +388,7 @@ fn velo_values() {
         velo::RequesterAddr::decode(0x01C0_0000 | 0x2FE078).encode(),
         0x2FE078
     );
-    // 128-byte slot: status at 120, payload right-aligned; 64-byte slot: status at 56, 56 bytes
-    // each.
+    // The status is at offset 120 of a 128-byte slot, and at offset 56 of a 64-byte slot.
     assert_eq!(velo::SlotSize::B128.status_offset(), 120);
     assert_eq!(velo::SlotSize::B64.status_offset(), 56);
     for len in 1..=120u16 {
@@ -455,8 +454,8 @@ fn rma_values() {
         .index(),
         6
     );
-    // A remote register write: immediate put, VPID 252, eight bytes, requester notification (HW
-    // §13).
+    // A write to a remote register is an immediate put of eight bytes to VPID 252 with a requester
+    // notification (HW §13).
     let d = rma::Descriptor {
         node: NodeId(9),
         vpid: Vpid::RRA,
@@ -491,7 +490,7 @@ fn rma_values() {
         ..d
     };
     assert_eq!(d.encode(), Ok([0x0000_AB01_0009_FC17, 77, 0]));
-    // Largest count: 8,388,608 bytes.
+    // The largest byte count is 8,388,608.
     let max = rma::Operation::Put {
         qw: true,
         len: rma::MAX_LEN,
@@ -511,7 +510,7 @@ fn rma_values() {
         d.encode(),
         Err(rma::DescriptorError::Count(rma::MAX_LEN + 1))
     );
-    // Command 4 is what librma's tests use as illegal command.
+    // The tests of librma use command 4 as an illegal command.
     assert_eq!(
         rma::Descriptor::decode([3 | 4 << 2, 0, 0]),
         Err(rma::DescriptorError::Command(4))
@@ -597,7 +596,7 @@ fn atu_values() {
     assert_eq!(base.raw(), 1 << 31 | 0x7F_FFE0_0000 >> 21);
     assert_eq!(base.addr(), BusAddr(0x7F_FFE0_0000));
     assert_eq!(atu::GatBase::new(BusAddr(0x10_0000)), None);
-    // A 4 KiB GATe = pa | vpid << 2 | 3.
+    // An entry of a 4 KiB page is pa | vpid << 2 | 3.
     let e = atu::GatEntry::new(BusAddr(0x12_3456_7000), vpid(200), true, true).unwrap();
     assert_eq!(e.raw(), 0x12_3456_7000 | 200 << 2 | 3);
     let nla = Nla::from(
@@ -620,7 +619,7 @@ fn atu_values() {
         atu::GatEntry(0).translate(nla, vpid(0), false),
         Err(atu::Fault::Invalid)
     );
-    // Size code 9 = 2 MiB: the low nine page bits come from the NLA.
+    // With size code 9 (2 MiB), the low nine page bits come from the NLA.
     let big = atu::GatEntry::new(BusAddr(0x4000_0000), vpid(1), true, false)
         .unwrap()
         .with_size(9);
@@ -628,7 +627,8 @@ fn atu_values() {
         big.translate(Nla(0x1F_5678), vpid(1), false),
         Ok(BusAddr(0x401F_5678))
     );
-    // The 512 entries of that page may differ in those bits, and are a single translation.
+    // The 512 entries of a 2 MiB page may differ in those nine bits and still are a single
+    // translation.
     let other = atu::GatEntry(big.raw() | 0x1A_5000);
     assert_eq!((other.start(), big.start()), (big, big));
     assert_eq!(e.start(), e);

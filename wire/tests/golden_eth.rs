@@ -17,7 +17,7 @@ fn addresses() {
         p.node([0x2E, 0x87, 0x04, 0x07, 0x12, 0x34]),
         Some(NodeId(0x1234))
     );
-    // A foreign address that shares octets with the prefix is not local (EXT §2.2 rule).
+    // An address is local only if it has the whole prefix (EXT §2.2).
     let foreign = [0x2E, 0x87, 0x04, 0x08, 0x00, 0x02];
     assert_eq!(p.target(foreign, None), None);
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Messages of Lustre networking: the formats of docs/lnd-protocol.md, word by word, and invalid
-//! messages.
+//! Checks that messages of Lustre networking match docs/lnd-protocol.md word by word, and that
+//! invalid messages are rejected.
 
 use proptest::prelude::*;
 use wire::ids::{Nla, Vpid};
@@ -165,7 +165,7 @@ fn every_note_has_its_word() {
         assert!(Note { kind, id: ID }.word() != Note::bare(kind).word());
         assert!(Note::parse(Note { kind, id: ID }.word()).is_err());
     }
-    // Invalid: the code of another note, and a verdict in a note that has none.
+    // These notes have an unknown code, or a verdict in a note without a verdict.
     for raw in [0, 8, 0x05_0000_0003, 0x01_0000_0001, 1 << 40] {
         assert!(Note::parse(raw).is_err(), "{raw:#x}");
     }
@@ -224,7 +224,8 @@ fn what_can_not_be_is_refused() {
             "{tag:#x} {len}"
         );
     }
-    // A non-zero answer in a hello, an unknown answer, a key of more than 32 bits.
+    // The first quadwords have a non-zero answer in a hello, an unknown answer, or a key of more
+    // than 32 bits.
     assert_eq!(parse(0x30, 16, &[0x0101]), Err(Reject::Field));
     assert_eq!(parse(0x31, 32, &[0x0401]), Err(Reject::Field));
     assert_eq!(parse(0x31, 32, &[1, 0, 0, 1 << 32]), Err(Reject::Field));
@@ -234,8 +235,8 @@ fn what_can_not_be_is_refused() {
     assert!(parse(0x30, 16, &[0x0102]).is_ok());
     assert!(parse(0x31, 32, &[2, 0, 0, 1 << 32]).is_ok());
     assert_eq!(parse(0x32, 8, &[1 << 32]), Err(Reject::Field));
-    // Requests: a part number, too long a payload, unknown bits, a source that ends beyond the last
-    // NLA, an empty source.
+    // These requests have a part number, a payload that is too long, unknown bits, a source that
+    // ends after the last NLA, or an empty source.
     let fetch = 1 << 22;
     for words in [
         [1 << 56, 0, 0],
@@ -250,7 +251,8 @@ fn what_can_not_be_is_refused() {
         assert_eq!(parse(0x33, 96, &words), Err(Reject::Field), "{words:x?}");
     }
     assert!(parse(0x33, 96, &[0, fetch | 2, (1 << 40) - 2]).is_ok());
-    // Fragments: part 0, a part beyond the maximum. Notes: a slot in the head.
+    // These fragments are part 0 or exceed the maximum. The notes have a slot in their first
+    // quadword.
     assert_eq!(parse(0x34, 9, &[0]), Err(Reject::Field));
     assert_eq!(parse(0x34, 9, &[64 << 56]), Err(Reject::Field));
     assert_eq!(parse(0x35, 8, &[1 << 32]), Err(Reject::Field));
@@ -275,13 +277,13 @@ fn greetings_of_other_versions_can_be_answered() {
         assert_eq!(encoded, (Answer::Version, Key(0x66), Incarnation(8)));
         assert_eq!(welcome.own.version, 2);
     }
-    // Unknown answers of other versions are accepted as such.
+    // Unknown answers of other versions are accepted.
     let other = |i: usize| if i == 0 { 0xff02 } else { word(i) };
     match Message::parse(0x31, 32, other) {
         Ok(Message::Welcome(welcome)) => assert_eq!(welcome.answer, Answer::Version),
         other => panic!("{other:?}"),
     }
-    // Invalid: shorter messages, incomplete words, and other lengths in this version.
+    // Shorter messages and incomplete words are invalid. Other lengths are invalid in this version.
     let this = |i: usize| if i == 0 { 1 } else { word(i) };
     for (tag, len) in [(0x30, 8), (0x30, 20), (0x31, 24), (0x31, 36)] {
         let read = Message::parse(tag, len, word).map_err(|e| e.why);
@@ -302,7 +304,7 @@ fn tags_are_those_of_kinds() {
 }
 
 proptest! {
-    /// Returns an accepted message encodes to the words that were decoded.
+    /// An accepted message encodes to the words that were decoded.
     #[test]
     fn anything(
         tag in 0x2eu8..0x38,

@@ -1,5 +1,5 @@
-//! Messages of Device Lending: the formats of docs/pci-protocol.md, word by word, and invalid
-//! messages.
+//! Checks that messages of Device Lending match docs/pci-protocol.md word by word, and that invalid
+//! messages are rejected.
 
 use proptest::prelude::*;
 use wire::ids::NodeId;
@@ -233,7 +233,7 @@ fn numbers_in_messages_are_those_of_the_document() {
     assert_eq!(Kind::from_tag(0x4e), None);
 }
 
-/// Each kind of message is for the correct role.
+/// Checks the role that receives each kind of message.
 #[test]
 fn messages_are_for_one_role() {
     let lender = [
@@ -282,27 +282,28 @@ fn what_is_no_message_is_rejected() {
     assert!(matches!(none, Err(ParseError::Rejected(r)) if r.why == Reject::Length));
     let lease = LEASE.0;
     let fields: &[(u8, &[u64])] = &[
-        // Unknown bits and codes in heads, numbers in messages without a number, and missing
-        // numbers.
+        // These messages have unknown bits or codes in the first quadword, an unexpected number, or
+        // no number.
         (0x40, &[0x5_0001_0001, 0]),
         (0x40, &[0x5_0000_0101, 0]),
         (0x4a, &[0x5_0000_0001, lease]),
         (0x42, &[1, 0, 0, 0, 0, 4096]),
-        // An index of 17 bits.
+        // This message has an index of 17 bits.
         (0x40, &[0x5_0000_0001, 0x1_0000]),
-        // Missing lease.
+        // These messages have no lease.
         (0x45, &[0x5_0000_0201, 0xdead_beef, 0]),
         (0x48, &[0x5_0000_0001, 0xcafe_f00d_0000_0000]),
         (0x49, &[1, 0xcafe_f00d_0000_0000]),
         (0x4b, &[1, 0xdead_beef, 0]),
         (0x4d, &[0x5_0000_0001, 0xdead_beef]),
-        // Intervals 0 and 63; DMA memory that is empty, not page aligned, or too large.
+        // These requests have interval 0 or 63, or DMA memory that is empty, not page aligned, or
+        // too large.
         (0x42, &[0x5_0000_0001, 0, 0, 1, 6, 4096]),
         (0x42, &[0x5_0000_0001, 0, 0, 6, 1 << 63, 4096]),
         (0x42, &[0x5_0000_0001, 0, 0, 6, 6, 0]),
         (0x42, &[0x5_0000_0001, 0, 0, 6, 6, 4097]),
         (0x42, &[0x5_0000_0001, 0, 0, 6, 6, 1 << 40]),
-        // Invalid sizes, offsets and values.
+        // These accesses have invalid sizes, offsets or values.
         (0x45, &[0x5_0000_0301, lease, 0]),
         (0x45, &[0x5_0000_0001, lease, 0]),
         (0x45, &[0x5_0000_0201, lease, 1]),
@@ -322,7 +323,7 @@ fn what_is_no_message_is_rejected() {
     }
 }
 
-/// Returns a grant with one field changed.
+/// A grant with one invalid field is rejected.
 #[test]
 fn grants_that_can_not_be_are_rejected() {
     let changed: &[fn(&mut Grant)] = &[
@@ -357,8 +358,9 @@ fn devices_that_can_not_be_are_rejected() {
     let good = message(5, Body::Device(device())).words();
     let good = good.as_slice();
     for (word, change) in [
-        // Invalid: state, unknown bits, an index beyond the list, a borrower of a free device.
-        // Invalid BARs: too small, too large, behind a 64-bit one, a 64-bit one at the end, none.
+        // These descriptions have an invalid state, unknown bits, an index outside of the list, or
+        // a borrower of a free device. Other descriptions have a BAR that is too small, too large,
+        // in the second half of a 64-bit BAR, a 64-bit BAR at the end, or no BAR.
         (0, 0x0000_0500),
         (4, 1 << 48),
         (5, 0x0002_0000_0000),

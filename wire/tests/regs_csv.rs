@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Register offsets, strides and field positions against the register map in `data/`.
+//! Compares register offsets, strides and field positions with the register map in `data/`.
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
@@ -64,7 +64,7 @@ fn offsets_and_strides() {
 fn every_field_sits_where_the_map_says() {
     use wire::{atu, bq, snq, wcbuf};
     let map = map();
-    // Fields that are intentionally split or merged: (register, msb, lsb).
+    // Fields that this crate splits or merges intentionally: (register, msb, lsb).
     let ours = [
         ("info_rf_tsc_global_load_enable", 3, 0),
         ("info_rf_tsc_global_load_enable", 11, 8),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `data/registers.map` must equal the register map from which it is generated. `BLESS=1 cargo test
-//! -p wire --test regs_map` regenerates it.
+//! Checks that `data/registers.map` equals the map that this test generates from the CSV file.
+//! `BLESS=1 cargo test -p wire --test regs_map` writes the file again.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use wire::ids::RegOffset;
@@ -14,7 +14,7 @@ struct Kind {
     fields: Vec<(String, u8, u8)>,
 }
 
-/// Registers of the CSV file in its order: name without prefix, offset, other columns.
+/// Returns the registers of the CSV file in its order: name without prefix, offset, other columns.
 fn csv() -> Vec<(String, u32, Kind)> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/data/tourmalet-registers.csv");
     let mut out: Vec<(String, u32, Kind)> = Vec::new();
@@ -78,8 +78,8 @@ fn line(name: &str, offset: u32, kind: &Kind, dims: &[(u32, u32, u32)]) -> Strin
     )
 }
 
-/// Writes a set of similar registers as one line if their indices fill a box and the offsets are
-/// linear in them.
+/// Returns a set of similar registers as one line of the map. Returns `None` unless all
+/// combinations of the indices occur and the offsets are linear in the indices.
 fn as_one(pattern: &str, kind: &Kind, set: &[(Vec<u32>, u32)]) -> Option<(u32, String)> {
     let n = set[0].0.len();
     let at: HashMap<&[u32], u32> = set.iter().map(|(i, o)| (&i[..], *o)).collect();
@@ -107,7 +107,7 @@ fn as_one(pattern: &str, kind: &Kind, set: &[(Vec<u32>, u32)]) -> Option<(u32, S
     if fill as usize != set.len() || !linear {
         return None;
     }
-    // Constant numbers go back into the name.
+    // Numbers that are equal in all names become part of the name.
     let mut name = String::new();
     let mut left = Vec::new();
     let mut next = dims.iter();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Notification programs: addresses against HW §6.5, execution against the table, and state of the
-//! ring.
+//! Tests of notification programs: addresses against HW §6.5, execution against the table, and
+//! state of the ring.
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
@@ -8,12 +8,12 @@ use proptest::prelude::*;
 use wire::ids::RegOffset;
 use wire::snq::*;
 
-/// Value that the test's register file returns for an offset.
+/// Returns the value of a register in the test.
 fn value(offset: RegOffset) -> u64 {
     0xDEAD_0000_0000 | u64::from(offset.get())
 }
 
-/// Executes the program of `event` by the rules of G4 and returns (pc, words) of each entry.
+/// Executes the program of `event` by the rules of G4. Returns (pc, words) of each entry.
 fn execute(ram: &[u64; 256], event: TriggerEvent) -> Vec<(u16, Vec<u64>)> {
     let mut words = [None; 7];
     let mut entries = Vec::new();
@@ -99,7 +99,7 @@ fn driver_program_records_what_its_table_says() {
 
 #[test]
 fn program_addresses_match_the_reference() {
-    // (pc, event, part, words) of every emitting address.
+    // Rows (pc, event, part, words) of every address that writes an entry.
     #[rustfmt::skip]
     let want: &[(u16, u8, u8, usize)] = &[
         (0, 0, 0, 1), (1, 1, 0, 1), (2, 2, 0, 1), (3, 3, 0, 1), (4, 4, 0, 1), (32, 5, 0, 7),
@@ -133,7 +133,8 @@ fn recorded_registers_match_the_reference() {
         (9, vec![0x92B8]),
         (10, vec![0x9300, 0x9308, 0x9310]),
         (11, vec![0xA000]),
-        // The vendor's 0x5810 is a stale address; 0xA010 is Tourmalet's time-out register.
+        // The vendor's program reads the stale address 0x5810. Tourmalet's timeout register is at
+        // 0xA010.
         (12, vec![0xA010]),
         (13, strided(0x400000, 0x4000, 11)),
         (14, strided(0x42C010, 0x40, 11)),
@@ -177,19 +178,20 @@ fn recorded_registers_match_the_reference() {
 
 #[test]
 fn instruction_words() {
-    // Event 5, first instruction: two registers from 0x5428, continue at 32.
+    // The first instruction of event 5 reads two registers from 0x5428 on and continues at address
+    // 32.
     let i = Instruction::decode(TOURMALET.words()[5]).unwrap();
     assert_eq!(
         (i.opcode, i.next, i.slot, i.len, i.addr),
         (Opcode::Read, 32, 0, 2, RegOffset(0x5428))
     );
     assert_eq!(i.to_string(), "read RF+0x5428 x2 -> word 0, next 32");
-    // opcode 3 | next 32 << 4 | slot 0 | (2-1) << 19 | 0x5428/8 << 22.
+    // Encoding: opcode 3 | next 32 << 4 | slot 0 | (2-1) << 19 | 0x5428/8 << 22.
     assert_eq!(
         TOURMALET.words()[5],
         3 | 32 << 4 | 1 << 19 | (0x5428 / 8) << 22
     );
-    // Event 23's last word: emit four words, end.
+    // The last instruction of event 23 writes an entry of four words and ends.
     assert_eq!(TOURMALET.words()[92], 6 | 255 << 4 | 1 << 48 | 4 << 49);
     assert_eq!(Instruction::decode(0), Err(InstructionError::Opcode(0)));
     assert_eq!(
@@ -270,7 +272,7 @@ fn entries_are_right_aligned() {
     );
 }
 
-/// Hardware's state of the ring, by G6.
+/// Model of the NIC's state of the ring, by G6.
 struct Hardware {
     ring: Vec<Header>,
     wp: usize,
@@ -313,7 +315,7 @@ fn ring_bookkeeping_follows_the_hardware() {
         (ring.rplt(), ring.watermark().raw(), ring.next()),
         (255, 0x10001, 0)
     );
-    // The write pointer may be anywhere after a restart.
+    // After a restart, the write pointer may have any value.
     for wp in [0, 1, 5, 254, 255] {
         follow_the_hardware(wp);
     }
@@ -362,7 +364,7 @@ fn follow_the_hardware(wp: u16) {
         hw.watermark = usize::from(ring.watermark().watermark());
         hw.armed = true;
         hw.evaluate();
-        // The watermark is one past the entry that comes next (HW §6.4).
+        // The watermark is the index after the next entry (HW §6.4).
         assert_eq!(hw.watermark, (hw.wp + 1) % 256);
     }
     assert_eq!(Ring::new(1, 0), None);
@@ -401,7 +403,7 @@ proptest! {
             0u8..32, (prop::collection::vec(0u32..0x8000, 0..25), any::<bool>()), 0..8,
         ),
     ) {
-        // Runs of adjacent registers are the purpose of bursts: map the values to few distinct
+        // Bursts read runs of adjacent registers. The values are therefore mapped to a few distinct
         // blocks.
         let table: Vec<EventProgram> = rows
             .into_iter()
@@ -443,7 +445,7 @@ fn a_lost_entry_does_not_come_back_to_life() {
                 "lap {lap}: entry {i} before it is written"
             );
             if lap == 2 && i == 3 {
-                // The write is lost.
+                // The write to memory is lost.
                 memory[at] = ring.filler();
             } else {
                 memory[at] = Header(0).with_ts(1).with_flip(lap % 2 == 0);

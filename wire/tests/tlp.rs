@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! PCIe packets: golden vectors from the PCI Express Base Specification, round trips, and the rules
-//! for completions.
+//! Tests of PCIe packets: golden vectors from the PCI Express Base Specification, round trips, and
+//! the rules for completions.
 
 use proptest::prelude::*;
 use wire::tlp::{completions, words, Bdf, CfgType, Error, Kind, Span, Status, Tlp, PAGE};
@@ -39,7 +39,8 @@ fn headers_as_the_specification_draws_them() {
             .into(),
             [0x4000_0001, 0x0010_000F, 0xFDAF_F040, 0],
         ),
-        // Four dwords of header above 4 GiB; bytes 6…12 of a quadword pair.
+        // Write with a header of four dwords to an address above 4 GiB: bytes 6…12 of two
+        // quadwords.
         (
             Kind::MemRead {
                 requester: Bdf::new(1, 0, 0),
@@ -49,7 +50,8 @@ fn headers_as_the_specification_draws_them() {
             .into(),
             [0x2000_0003, 0x0100_FF1C, 0xFD, 4],
         ),
-        // 4 KiB: length field 0. Relaxed ordering, traffic class 5, poisoned.
+        // Write of 4 KiB, with length field 0, relaxed ordering, traffic class 5, and the poisoned
+        // bit.
         (
             Tlp {
                 traffic_class: 5,
@@ -75,7 +77,7 @@ fn headers_as_the_specification_draws_them() {
             .into(),
             [0x0400_0001, 0x0000_000F, 0x0100_0000, 0],
         ),
-        // Type 1 write to the extended register 0x154.
+        // Configuration write of type 1 to the extended register 0x154.
         (
             Kind::CfgWrite {
                 ty: CfgType::Type1,
@@ -116,7 +118,7 @@ fn headers_as_the_specification_draws_them() {
             .into(),
             [0x0A00_0000, 0x0100_2004, 0x0000_0300, 0],
         ),
-        // Byte count 4096 is 0 in the field.
+        // A byte count of 4096 is 0 in the field.
         (
             Kind::Completion {
                 completer: Bdf(0),
@@ -162,7 +164,7 @@ fn what_is_not_allowed_is_named() {
     ] {
         assert_eq!(Tlp::decode(dw), Err(error), "{dw:08x?}");
     }
-    // Holes in one dword, and in one aligned quadword, are legal.
+    // Gaps between enabled bytes are legal in one dword and in one aligned quadword.
     assert!(Tlp::decode([0x0000_0001, 0x05, 0, 0]).is_ok());
     assert!(Tlp::decode([0x0000_0002, 0x5A, 8, 0]).is_ok());
 }
@@ -416,7 +418,7 @@ fn configuration_accesses_through_the_backdoor() {
         assert_eq!(dword, wide, "{register:#x}");
         assert!(matches!(tlp.kind, Kind::CfgWrite { enables: be, .. } if be == enables));
     }
-    // Data, then control.
+    // The data registers are written before the control register.
     let (tlp, payload) = config(0x10, 4).unwrap().write(0xE000_0000);
     let writes: Vec<_> = backdoor::send(&tlp, &payload).unwrap().collect();
     assert_eq!(writes.len(), 4);

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Credits and replay against a model of the buffer that drops packets randomly.
+//! Tests of credits and replay against a model of the NIC's buffer, which drops packets randomly.
 
 #![allow(clippy::precedence)] // bit patterns as the reference writes them
 
 use proptest::prelude::*;
 use wire::wcbuf::{Action, Credits, Event, Failure, Replay, State, Verdict};
 
-/// Model of the hardware: accepts packets in order or drops them. After a drop, it also drops all
-/// later packets.
+/// Model of the NIC's buffer. It accepts packets in order or drops a packet. After a drop, it also
+/// drops all later packets.
 struct Hardware {
     state: State,
     accepted: Vec<u32>,
     /// Packets that have arrived but are not committed yet.
     in_flight: Vec<u32>,
-    /// One decision per packet: true drops it.
+    /// Decision for each packet; true drops the packet.
     drops: Vec<bool>,
     next_drop: usize,
 }
@@ -58,8 +58,8 @@ impl Hardware {
     }
 }
 
-/// Sends `total` numbered packets in bursts. Returns the hardware with the accepted packets, and
-/// the number of rounds.
+/// Sends `total` numbered packets in bursts. Returns the model with the accepted packets, and the
+/// number of replays.
 fn run(total: u32, bursts: &[u8], drops: Vec<bool>) -> (Hardware, u32) {
     let mut hw = Hardware {
         state: State(0x0012_3400),
@@ -131,7 +131,7 @@ fn every_packet_arrives_once_and_in_order() {
 
 #[test]
 fn dropping_during_the_replay_repeats_it() {
-    // Packet 0 is dropped, and again in its first two replays.
+    // Packet 0 is dropped. It is dropped again in its first two replays.
     let (hw, replays) = run(5, &[4], vec![true, false, false, false, false, true, true]);
     assert_eq!(hw.accepted, [0, 1, 2, 3, 4]);
     assert_eq!(replays, 1);
@@ -214,7 +214,7 @@ fn a_read_of_all_ones_is_not_written_back() {
     assert_eq!(State(u64::MAX).fresh(), State(0));
 }
 
-/// A repair continues at the same step after a period without answers of the device.
+/// A replay continues at the same step after a period in which the device did not answer.
 #[test]
 fn a_repair_outlives_reads_of_all_ones() {
     let mut c = Credits::new();

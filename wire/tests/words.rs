@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Bytes are stored in words and read back unchanged, for any split.
+//! Checks that bytes are stored in words and read back unchanged, for any split into slices.
 
 use proptest::prelude::*;
 use wire::words::{gather, scatter};

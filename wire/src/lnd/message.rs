@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! All messages; requests and their fragments (docs/lnd-protocol.md, Messages).
+//! Requests, their fragments, and the type of all messages (docs/lnd-protocol.md, Messages).
 
 use super::session::check_len;
 use super::{Form, Header, Hello, Key, Kind, Note, Notes, RequestId, Welcome};
@@ -7,7 +7,8 @@ use crate::ids::{Nla, Vpid};
 use crate::velo::MAX_LEN;
 use core::fmt;
 
-/// Maximum number of payload bytes in a [`Kind::Fragment`]. All fragments but the last are full.
+/// Maximum number of payload bytes in a [`Kind::Fragment`]. Every fragment except the last has this
+/// number of bytes.
 pub const FRAGMENT_DATA: u16 = MAX_LEN - 8;
 /// Maximum number of fragments per request.
 pub const MAX_FRAGMENTS: u8 = 63;
@@ -16,13 +17,13 @@ pub const MAX_PAYLOAD: u32 = 1 << 20;
 bits! {
     /// First quadword of all messages of a session.
     pub struct HeadWord {
-        /// Key of the receiver.
+        /// Key of the receiver's end of the session.
         key / with_key: u32 [31:0];
         /// Number of the request in its slot.
         seq / with_seq: u16 [47:32];
         /// Slot of the request.
         slot / with_slot: u8 [55:48];
-        /// 0 for the request itself, otherwise the index of the fragment.
+        /// Index of the fragment; 0 for the request.
         part / with_part: u8 [63:56];
     }
 }
@@ -32,7 +33,7 @@ bits! {
     pub struct TermsWord {
         /// Number of payload bytes.
         len / with_len: u32 [20:0];
-        /// The receiver must GET the payload.
+        /// True if the receiver must GET the payload.
         fetch / with_fetch: bool [22:22];
         /// Code of [`Form`].
         form / with_form: u8 [24:24];
@@ -42,34 +43,34 @@ bits! {
 bits! {
     /// Third quadword of a request whose payload the receiver must GET.
     pub struct SourceWord {
-        /// NLA of the first byte.
+        /// NLA of the first payload byte.
         nla / with_nla: u64 [39:0];
-        /// VPID that owns the memory.
+        /// VPID that owns the payload's memory.
         vpid / with_vpid: u8 [47:40];
     }
 }
 
-/// Source of a request's payload for a GET.
+/// Memory of the sender that the receiver of a request reads by GET.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Source {
-    /// NLA of the first byte.
+    /// NLA of the first payload byte.
     pub nla: Nla,
-    /// VPID that owns the memory.
+    /// VPID that owns the payload's memory.
     pub vpid: Vpid,
 }
 
 /// Location of a request's payload.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Payload {
-    /// In the request and its fragments; the number of bytes.
+    /// The request and its fragments contain the payload, which has this number of bytes.
     Inline(u16),
-    /// In memory of the sender, from which the receiver must GET it; the number of bytes, at least
-    /// 1.
+    /// The receiver must GET the payload from memory of the sender. The number is the payload's
+    /// length in bytes, at least 1.
     Remote(u32, Source),
 }
 
 impl Payload {
-    /// Returns the number of bytes.
+    /// Returns the number of payload bytes.
     #[must_use]
     pub const fn len(&self) -> u32 {
         match *self {
@@ -85,25 +86,25 @@ impl Payload {
     }
 }
 
-/// LNet message, or its beginning.
+/// Request: an LNet message, or its header and the first bytes of its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Request {
-    /// Key of the receiver.
+    /// Key of the receiver's end of the session.
     pub key: Key,
     /// Slot and number of the request.
     pub id: RequestId,
     /// Form of the header.
     pub form: Form,
-    /// Header of the LNet message. Words beyond the form's header are zero.
+    /// Header of the LNet message. Quadwords after [`Form::words`] are zero.
     pub header: Header,
-    /// Payload and its location.
+    /// Location of the payload.
     pub payload: Payload,
 }
 
-/// Further payload of a request.
+/// Fragment with further payload bytes of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fragment {
-    /// Key of the receiver.
+    /// Key of the receiver's end of the session.
     pub key: Key,
     /// Slot and number of the request.
     pub id: RequestId,
@@ -113,28 +114,28 @@ pub struct Fragment {
     pub len: u16,
 }
 
-/// Any message. The payload of [`Message::Request`] and [`Message::Fragment`] follows the quadwords
-/// of [`Message::words`] and fills the message.
+/// Message of a session. The payload of [`Message::Request`] and [`Message::Fragment`] follows the
+/// quadwords of [`Message::words`], up to the end of the message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// See [`Kind::Hello`].
+    /// Request for a session, see [`Kind::Hello`].
     Hello(Hello),
-    /// See [`Kind::Welcome`].
+    /// Answer to a request for a session, see [`Kind::Welcome`].
     Welcome(Welcome),
-    /// See [`Kind::Stale`].
+    /// Notice that a session is unknown, see [`Kind::Stale`].
     Stale(Key),
-    /// See [`Kind::Request`].
+    /// LNet message or its beginning, see [`Kind::Request`].
     Request(Request),
-    /// See [`Kind::Fragment`].
+    /// Further payload of a request, see [`Kind::Fragment`].
     Fragment(Fragment),
-    /// See [`Kind::Notes`].
+    /// Notes about requests, see [`Kind::Notes`].
     Notes(Key, Notes),
 }
 
 /// Reason why a message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reject {
-    /// No kind of message has this user tag.
+    /// The user tag belongs to no kind of message.
     Tag,
     /// The length does not fit the other fields.
     Length,
@@ -168,7 +169,7 @@ impl fmt::Display for Rejected {
     }
 }
 
-/// Quadwords of a message before its payload.
+/// Quadwords of a message that precede its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Words {
     words: [u64; 15],
@@ -210,8 +211,8 @@ const fn head(key: Key, id: RequestId, part: u8) -> u64 {
         .raw()
 }
 
-/// Returns the number of fragments for a request with `len` bytes of payload; `None` if it exceeds
-/// [`MAX_FRAGMENTS`].
+/// Returns the number of fragments of a request with `len` bytes of payload. Returns `None` if the
+/// number exceeds [`MAX_FRAGMENTS`].
 #[must_use]
 pub const fn fragments(form: Form, len: u32) -> Option<u8> {
     let rest = len.saturating_sub(form.data() as u32);
@@ -223,8 +224,8 @@ pub const fn fragments(form: Form, len: u32) -> Option<u8> {
     }
 }
 
-/// Returns offset and length of the payload chunk in a part of a request. Part 0 is the request
-/// itself; the others are fragments.
+/// Returns the offset and length in bytes of the payload chunk in a part of a request. Part 0 is
+/// the request itself, and the other parts are fragments.
 #[must_use]
 pub const fn pieces(form: Form, len: u16, part: u8) -> (u16, u16) {
     let first = form.data();
@@ -255,7 +256,7 @@ impl Request {
         words
     }
 
-    /// Returns the number of payload bytes in the message itself.
+    /// Returns the number of payload bytes that the request itself contains.
     const fn data_len(&self) -> u16 {
         match self.payload {
             Payload::Inline(len) => pieces(self.form, len, 0).1,
@@ -366,7 +367,7 @@ impl Message {
         }
     }
 
-    /// Returns the quadwords before the payload.
+    /// Returns the quadwords that precede the payload.
     #[must_use]
     pub fn words(&self) -> Words {
         match self {
@@ -394,7 +395,7 @@ impl Message {
         }
     }
 
-    /// Returns the offset of the payload in bytes.
+    /// Returns the offset of the payload in the message, in bytes.
     #[must_use]
     pub const fn data_offset(&self) -> u16 {
         match self {
@@ -418,7 +419,8 @@ impl Message {
         false
     }
 
-    /// Decodes a message of `len` bytes with this user tag; `word` returns a quadword by its index.
+    /// Decodes a message of `len` bytes with user tag `tag`. `word` returns a quadword of the
+    /// message by its index.
     ///
     /// # Errors
     ///

@@ -2,9 +2,9 @@
 //! Lustre networking over Extoll (EX-LND): formats of the messages between two nodes
 //! (docs/lnd-protocol.md).
 //!
-//! Data travels in VELO messages of up to 120 bytes, whose user tag is the [`Kind`], and in RMA
-//! GETs from memory that its owner has announced. No node writes to memory of another node. The
-//! code neither allocates nor copies.
+//! Payload is transferred in VELO messages of up to 120 bytes, whose user tag is the [`Kind`], or
+//! read by RMA GETs from memory that its owner has announced. No node writes to memory of another
+//! node. This module neither allocates nor copies memory.
 
 mod message;
 mod notes;
@@ -19,23 +19,23 @@ pub use session::{Answer, Hello, Incarnation, Key, Welcome};
 
 use crate::ids::Vpid;
 
-/// Version of the protocol. A peer with another version receives an answer that names this one.
+/// Version of the protocol. The answer to a peer with another version contains this version.
 pub const VERSION: u8 = 1;
-/// VPID on every node that sends and receives messages, and owns the memory that GETs read.
+/// VPID that sends and receives messages on every node. It also owns the memory that GETs read.
 pub const VPID: Vpid = Vpid::LND;
 /// Traffic class of all messages and GETs.
 pub const TRAFFIC_CLASS: u8 = 2;
 
-/// Kind of a message, which is its user tag.
+/// Kind of a message. Its code is the user tag of the VELO message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     /// Request for a session.
     Hello,
     /// Answer to a request for a session.
     Welcome,
-    /// The receiver knows no session with this key.
+    /// Notice that the sender knows no session with this key.
     Stale,
-    /// An LNet message, or its beginning.
+    /// LNet message, or its beginning.
     Request,
     /// Further payload of a request.
     Fragment,
@@ -71,9 +71,9 @@ impl Kind {
 /// Form of an LNet message's header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Form {
-    /// Network addresses of 8 bytes: 72 bytes.
+    /// Header of 72 bytes, with network addresses of 8 bytes.
     Nid4,
-    /// Network addresses of 20 bytes: 96 bytes.
+    /// Header of 96 bytes, with network addresses of 20 bytes.
     Nid16,
 }
 
@@ -96,7 +96,7 @@ impl Form {
         }
     }
 
-    /// Returns the maximum number of payload bytes behind it in a [`Kind::Request`].
+    /// Returns the maximum number of payload bytes that follow the header in a [`Kind::Request`].
     #[must_use]
     pub const fn data(self) -> u16 {
         match self {
@@ -110,16 +110,16 @@ impl Form {
     }
 }
 
-/// Header of an LNet message, in the encoding of LNet's own functions. Only the first
-/// [`Form::words`] quadwords are used.
+/// Header of an LNet message as LNet's own functions encode it. Only the first [`Form::words`]
+/// quadwords are used.
 pub type Header = [u64; 12];
 
-/// Identity of a request within a session: its slot at the sender, and a number that counts the
-/// requests of that slot.
+/// Identity of a request within a session. It consists of its slot at the sender and a number that
+/// counts the requests in that slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct RequestId {
-    /// Slot.
+    /// Slot of the request at the sender.
     pub slot: u8,
-    /// Number, modulo 65,536. The first one is 1.
+    /// Number of the request in its slot, modulo 65,536. The first request has number 1.
     pub seq: u16,
 }

@@ -6,15 +6,15 @@ use super::RequestId;
 use core::fmt;
 
 bits! {
-    /// Note as a quadword.
+    /// Note that is encoded as a quadword.
     pub struct NoteWord {
-        /// Code of [`NoteKind`].
+        /// Code of the [`NoteKind`].
         kind / with_kind: u8 [7:0];
         /// Slot of the request.
         slot / with_slot: u8 [15:8];
         /// Number of the request.
         seq / with_seq: u16 [31:16];
-        /// Code of [`Verdict`].
+        /// Code of the [`Verdict`].
         verdict / with_verdict: u8 [39:32];
     }
 }
@@ -22,16 +22,16 @@ bits! {
 /// Result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Verdict {
-    /// LNet has accepted it and has all the payload that it wanted.
+    /// LNet has accepted the request and has received all the payload that it wanted.
     Done,
-    /// The receiver has dropped the request before LNet saw it, because all slots were in use. The
-    /// sender may repeat it after a while.
+    /// The receiver has dropped the request before LNet received it, because all slots were in use.
+    /// The sender may repeat the request later.
     Busy,
-    /// LNet has rejected it.
+    /// LNet has rejected the request.
     Refused,
-    /// LNet has seen it, but its payload could not be read.
+    /// LNet has received the request, but its payload could not be read.
     Failed,
-    /// The request was cancelled before LNet saw it.
+    /// The request was cancelled before LNet received it.
     Cancelled,
 }
 
@@ -51,7 +51,7 @@ impl Verdict {
         self as u8
     }
 
-    /// Converts from the code in a note.
+    /// Returns the result with this code.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
@@ -61,7 +61,7 @@ impl Verdict {
 /// Contents of a note.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NoteKind {
-    /// The sender of the request asks for its state.
+    /// The sender of the request asks for the state of the request.
     Ask,
     /// The sender of the request cancels it.
     Cancel,
@@ -69,9 +69,9 @@ pub enum NoteKind {
     Answer(Verdict),
     /// The request has arrived and is in progress.
     Working,
-    /// The request or a part of it has not arrived.
+    /// The request or one of its fragments has not arrived.
     Missing,
-    /// A sign of life is requested.
+    /// Question whether the other end is alive.
     Ping,
     /// Answer to [`NoteKind::Ping`].
     Pong,
@@ -80,14 +80,14 @@ pub enum NoteKind {
 /// Note about a request. `id` has no meaning in [`NoteKind::Ping`] and [`NoteKind::Pong`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Note {
-    /// Contents.
+    /// Contents of the note.
     pub kind: NoteKind,
     /// Slot and number of the request.
     pub id: RequestId,
 }
 
 impl Note {
-    /// Returns a note about no request.
+    /// Returns a note that concerns no request.
     #[must_use]
     pub const fn bare(kind: NoteKind) -> Self {
         Self {
@@ -149,7 +149,7 @@ impl Note {
     }
 }
 
-/// Notes of one message.
+/// List of notes in one message.
 #[derive(Clone, Copy)]
 pub struct Notes {
     notes: [Note; Self::MAX],
@@ -179,7 +179,7 @@ impl Default for Notes {
 impl Notes {
     /// Maximum number of notes per message.
     pub const MAX: usize = 14;
-    /// Empty list. A message with it confirms that its sender has the session.
+    /// Empty list. A message with an empty list confirms that its sender has the session.
     pub const NONE: Self = Self {
         notes: [Note::bare(NoteKind::Pong); Self::MAX],
         count: 0,
@@ -213,7 +213,7 @@ impl Notes {
         self.count == 0
     }
 
-    /// Returns the length of a message with these notes in bytes.
+    /// Returns the length in bytes of a message with these notes.
     pub(super) const fn len(&self) -> u16 {
         8 + 8 * self.count as u16
     }

@@ -3,16 +3,16 @@
 
 use super::message::{Reject, Rejected, Words};
 
-/// Name of one end of a session. The peer puts it into every message to that end.
+/// Key of one end of a session. Every message to that end contains it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Key(pub u32);
 
-/// Random number that a network interface draws when it starts.
+/// Random number that a network interface draws when it starts. It changes with every restart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Incarnation(pub u64);
 
-/// Checks the length of a [`Hello`] or [`Welcome`]. Messages of other versions may be longer, but
-/// the fields of version 1 are at the same positions, so that each end can name its version.
+/// Checks the length of a [`Hello`] or [`Welcome`]. Messages of other versions may be longer. Their
+/// fields of version 1 are at the same positions, so that the ends can read each other's version.
 pub(super) fn check_len(
     len: u16,
     least: u16,
@@ -30,18 +30,18 @@ pub(super) fn check_len(
 bits! {
     /// First quadword of [`Hello`] and [`Welcome`].
     pub struct FirstWord {
-        /// Version.
+        /// Version of the protocol.
         version / with_version: u8 [7:0];
-        /// Code of [`Answer`].
+        /// Code of the [`Answer`].
         answer / with_answer: u8 [15:8];
-        /// Number of slots for requests of the other end, minus one.
+        /// Number of slots for requests of the other end − 1.
         slots / with_slots: u8 [23:16];
-        /// Key of the sender.
+        /// Key of the sender's end of the session.
         key / with_key: u32 [63:32];
     }
 }
 
-/// One end of a session.
+/// Properties of one end of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Hello {
     /// Version of the protocol.
@@ -50,7 +50,7 @@ pub struct Hello {
     pub slots: u16,
     /// Key that the other end puts into its messages.
     pub key: Key,
-    /// Incarnation of the sender.
+    /// Incarnation of this end.
     pub incarnation: Incarnation,
 }
 
@@ -59,9 +59,10 @@ pub struct Hello {
 pub enum Answer {
     /// The session exists.
     Yes,
-    /// The answering end does not support this version, only the one in the answer.
+    /// The answering end does not support the requested version, but only the version in the
+    /// answer.
     Version,
-    /// The answering end has no free entry for another peer.
+    /// The answering end has no free entry for this peer.
     Full,
     /// The answering end is shutting down.
     Closing,
@@ -77,7 +78,7 @@ impl Answer {
         self as u8
     }
 
-    /// Converts from the code in a message.
+    /// Returns the answer with this code.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
@@ -87,13 +88,13 @@ impl Answer {
 /// Answer to a [`Hello`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Welcome {
-    /// Result.
+    /// Result of the request.
     pub answer: Answer,
-    /// The answering end.
+    /// End that answers the request.
     pub own: Hello,
-    /// Key in the [`Hello`].
+    /// Key in the [`Hello`] that is answered.
     pub key: Key,
-    /// Incarnation in the [`Hello`].
+    /// Incarnation in the [`Hello`] that is answered.
     pub incarnation: Incarnation,
 }
 

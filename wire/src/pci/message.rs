@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! All messages of Device Lending (docs/pci-protocol.md, Messages).
+//! Type of all messages of Device Lending (docs/pci-protocol.md, Messages).
 
 use super::lease::RegisterWord;
 use super::{Borrow, Device, Grant, Incarnation, Kind, LeaseId, Reason, Register, Status, VERSION};
@@ -8,19 +8,19 @@ use core::fmt;
 bits! {
     /// First quadword of all messages.
     pub struct HeadWord {
-        /// Version.
+        /// Version of the protocol.
         version / with_version: u8 [7:0];
-        /// Size, state, reason, status or direction, depending on the kind; otherwise 0.
+        /// Size, state, reason, status or direction, depending on the kind. 0 for all other kinds.
         code / with_code: u8 [15:8];
-        /// Number of the request; 0 in some kinds.
+        /// Number of the request; 0 for kinds without a request.
         number / with_number: u32 [63:32];
     }
 }
 
-/// End of a lease.
+/// Role of an end of a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Role {
-    /// The node with the device.
+    /// The node that has the device.
     Lender,
     /// The node that uses the device.
     Borrower,
@@ -29,40 +29,42 @@ pub enum Role {
 /// Contents of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Body {
-    /// See [`Kind::List`]: index of the requested device.
+    /// Request for a device description, see [`Kind::List`]. The number is an index in the lender's
+    /// list.
     List(u16),
-    /// See [`Kind::Device`].
+    /// Description of a device, see [`Kind::Device`].
     Device(Device),
-    /// See [`Kind::Borrow`].
+    /// Request to borrow a device, see [`Kind::Borrow`].
     Borrow(Borrow),
-    /// See [`Kind::Grant`].
+    /// Acceptance of a request, see [`Kind::Grant`].
     Grant(Grant),
-    /// See [`Kind::Refuse`]. Contains the lease of the request, or its known part.
+    /// Rejection of a request, see [`Kind::Refuse`]. The lease name may lack the lender's number.
     Refuse(Reason, LeaseId),
-    /// See [`Kind::Read`].
+    /// Read of a configuration register, see [`Kind::Read`].
     Read(LeaseId, Register),
-    /// See [`Kind::Write`]. The value has no bits beyond the register's size.
+    /// Write to a configuration register, see [`Kind::Write`]. The value fits into the register.
     Write(LeaseId, Register, u32),
-    /// See [`Kind::Done`]. Contains the value of a read.
+    /// Result of an access, see [`Kind::Done`]. For a read, the number is the value.
     Done(LeaseId, Status, u32),
-    /// See [`Kind::Reset`].
+    /// Reset of the function, see [`Kind::Reset`].
     Reset(LeaseId),
-    /// See [`Kind::Return`].
+    /// Return of the device, see [`Kind::Return`].
     Return(LeaseId),
-    /// See [`Kind::Returned`].
+    /// Confirmation of a return, see [`Kind::Returned`].
     Returned(LeaseId),
-    /// See [`Kind::Revoke`]: time in ms that the borrower has to return the device. 0 means that
-    /// the device has been taken and that no access from the lender reaches the borrower any more.
+    /// Request to return the device, see [`Kind::Revoke`]. The number is the borrower's time for
+    /// the return in ms. 0 means that the lender has taken the device, and that no access from the
+    /// lender can reach the borrower.
     Revoke(LeaseId, u32),
-    /// See [`Kind::Revoked`].
+    /// Answer of the borrower to a revocation, see [`Kind::Revoked`].
     Revoked(LeaseId),
-    /// See [`Kind::Alive`].
+    /// Question about a lease, or the answer, see [`Kind::Alive`].
     Alive {
         /// Name of the lease.
         lease: LeaseId,
-        /// Role of the receiver.
+        /// Role of the end that receives the message.
         to: Role,
-        /// True for an answer, which repeats the number of the question.
+        /// True for an answer. It repeats the number of the question.
         answer: bool,
     },
 }
@@ -70,7 +72,7 @@ pub enum Body {
 /// Any message of Device Lending.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Message {
-    /// Number of the request, repeated by the answer; 0 in messages that only concern a lease.
+    /// Number of the request, which the answer repeats. 0 in messages that only concern a lease.
     pub number: u32,
     /// Incarnation of the sender.
     pub sender: Incarnation,
@@ -81,7 +83,7 @@ pub struct Message {
 /// Reason why a message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Reject {
-    /// No kind of message has this user tag.
+    /// The user tag belongs to no kind of message.
     Tag,
     /// The length does not fit the other fields.
     Length,
@@ -118,7 +120,7 @@ impl fmt::Display for Rejected {
 /// Reason why a message cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ParseError {
-    /// The message has another version. Its number is at the position of version 1.
+    /// The message has another version. Its number is read from the position in version 1.
     Version {
         /// Kind of the message.
         kind: Kind,
@@ -146,7 +148,7 @@ impl fmt::Display for ParseError {
     }
 }
 
-/// Maximum number of quadwords.
+/// Maximum number of quadwords of a message.
 const WORDS_MAX: usize = 8;
 
 /// Quadwords of a message.
@@ -188,7 +190,7 @@ const fn direction(to: Role, answer: bool) -> u8 {
 }
 
 impl Kind {
-    /// Returns the number of quadwords of such a message.
+    /// Returns the number of quadwords of a message of this kind.
     const fn words(self) -> u16 {
         match self {
             Self::Grant => 8,
@@ -198,7 +200,7 @@ impl Kind {
         }
     }
 
-    /// Returns whether messages of this kind have a code in their head.
+    /// Returns whether the first quadword of messages of this kind contains a code.
     const fn has_code(self) -> bool {
         matches!(
             self,
@@ -206,7 +208,7 @@ impl Kind {
         )
     }
 
-    /// Returns whether messages of this kind concern a lease and have no number.
+    /// Returns whether messages of this kind concern a lease and contain no number.
     const fn is_bare(self) -> bool {
         matches!(
             self,
@@ -293,7 +295,8 @@ impl Message {
         }
     }
 
-    /// Decodes a message with this user tag and length; `word` returns a quadword by its index.
+    /// Decodes a message with user tag `tag` and length `len`. `word` returns a quadword of the
+    /// message by its index.
     ///
     /// # Errors
     ///
@@ -339,12 +342,12 @@ impl Message {
         let (code, number) = (head.code(), head.number());
         let wrong = |value| Rejected::new(Reject::Field, value);
         let lease = LeaseId(word(2));
-        // Lease that has begun.
+        // Requires the name of a lease that has begun.
         let known = || match (lease.nonce(), lease.key()) {
             (0, _) | (_, 0) => Err(wrong(lease.0)),
             _ => Ok(lease),
         };
-        // Lease, or the request for it.
+        // Requires the name of a lease, or of a request without the lender's number.
         let named = || match lease.nonce() {
             0 => Err(wrong(lease.0)),
             _ => Ok(lease),

@@ -4,7 +4,8 @@
 //!
 //! Messages are VELO messages of up to 64 bytes, whose user tag is the [`Kind`]. Accesses to the
 //! device's memory, its DMA and its interrupts are not messages. They use intervals of the shared
-//! memory unit (HW §12), whose numbers are negotiated here. The code neither allocates nor copies.
+//! memory unit (HW §12). The messages negotiate the numbers of these intervals. This module neither
+//! allocates nor copies memory.
 
 mod lease;
 mod message;
@@ -18,24 +19,24 @@ use crate::ids::Vpid;
 
 /// Version of the protocol.
 pub const VERSION: u8 = 1;
-/// VELO VPID on every node that sends and receives messages.
+/// VELO VPID that sends and receives the messages on every node.
 pub const VPID: Vpid = Vpid::PCI;
 /// Traffic class of all messages.
 pub const TRAFFIC_CLASS: u8 = 2;
-/// Maximum timeout of a lease in ms. An end that has lost its state must wait somewhat longer than
-/// this, until the other ends have given up their leases.
+/// Maximum timeout of a lease in ms. An end that has lost its state must wait longer than this
+/// time, until the other ends have given up their leases.
 pub const LONGEST_LEASE_MS: u32 = 10_000;
 
-/// Kind of a message, which is its user tag.
+/// Kind of a message. Its code is the user tag of the VELO message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// Request for the description of a device in the lender's list.
+    /// Request for a description of one device in the lender's list.
     List,
     /// Description of a device.
     Device,
     /// Request to borrow a device.
     Borrow,
-    /// Acceptance of a request to borrow.
+    /// Acceptance of a request to borrow a device.
     Grant,
     /// Rejection of a request.
     Refuse,
@@ -43,20 +44,20 @@ pub enum Kind {
     Read,
     /// Request to write a configuration register.
     Write,
-    /// Result of a read, a write or a reset.
+    /// Result of a read, write or reset.
     Done,
     /// Request to reset the function.
     Reset,
-    /// Notice of the borrower that it has closed all its accesses by a lease and returns the
+    /// Notice of the borrower that it has closed all its accesses under a lease and returns the
     /// device.
     Return,
-    /// Notice of the lender that no access by a lease reaches the borrower any more.
+    /// Notice of the lender that no access under a lease can reach the borrower.
     Returned,
     /// Notice of the lender that it wants the device back or has taken it.
     Revoke,
-    /// Notice of the borrower that it has closed all its accesses by a revoked lease.
+    /// Notice of the borrower that it has closed all its accesses under a revoked lease.
     Revoked,
-    /// Question whether a lease is still valid, or the confirmation.
+    /// Question whether a lease is still valid, or the answer that it is.
     Alive,
 }
 
@@ -100,21 +101,21 @@ pub enum Reason {
     Unknown,
     /// The device is leased, or has not yet been reset after its last lease.
     Lent,
-    /// The device or the lender has changed since the device was described.
+    /// The device or the lender has changed since the lender described the device.
     Generation,
     /// No interval number is free at both ends.
     NoInterval,
-    /// The lender has no space for the windows.
+    /// The lender has no free memory window for the lease.
     NoRoom,
-    /// This node is not permitted to borrow the device.
+    /// The requesting node is not permitted to borrow the device.
     NotAllowed,
-    /// The lender supports another version of the protocol, which the message contains.
+    /// The lender supports another version of the protocol. The message contains this version.
     Version,
-    /// This node has borrowed the maximum number of devices.
+    /// The requesting node has borrowed the maximum number of devices.
     TooMany,
     /// The lender has no such lease.
     Lease,
-    /// The lender has just started and does not lend yet. The borrower should ask again.
+    /// The lender has just started and does not lend devices yet. The borrower should ask again.
     NotYet,
     /// The device has failed.
     Broken,
@@ -136,13 +137,13 @@ impl Reason {
         Self::Broken,
     ];
 
-    /// Returns the code in a message, from 1 on.
+    /// Returns the code in a message, at least 1.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8 + 1
     }
 
-    /// Converts from the code in a message.
+    /// Returns the reason with this code.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code.checked_sub(1)?)).copied()
@@ -152,12 +153,11 @@ impl Reason {
 /// Result of a read, a write or a reset, with its code in [`Kind::Done`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Status {
-    /// The access is done, or the reset has begun.
+    /// The access is complete, or the reset has begun.
     Done,
-    /// The borrower is not permitted to access this register, or not in this way. No access was
-    /// made.
+    /// The borrower is not permitted to access this register in this way. No access was made.
     Denied,
-    /// The function is being reset. No access was made.
+    /// The function is in reset. No access was made.
     Resetting,
     /// The device does not answer.
     Failed,
@@ -173,7 +173,7 @@ impl Status {
         self as u8
     }
 
-    /// Converts from the code in a message.
+    /// Returns the result with this code.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()

@@ -9,19 +9,19 @@ use crate::smfu::PAGE;
 /// Maximum number of BARs of a function.
 pub const BARS: usize = 6;
 
-/// Memory BAR. (BARs of I/O ports and expansion ROMs are not lent.)
+/// Memory BAR. BARs of I/O ports and expansion ROMs are not lent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Bar {
-    /// Size in bytes as a power of two, 4…[`Bar::LOG2_MAX`].
+    /// Binary logarithm of the size in bytes, 4…[`Bar::LOG2_MAX`].
     pub log2: u8,
-    /// True for a 64-bit BAR, which takes two slots.
+    /// True for a 64-bit BAR, which occupies two BAR registers.
     pub is_64bit: bool,
     /// True if reads have no side effects.
     pub prefetchable: bool,
 }
 
 impl Bar {
-    /// Maximum size as a power of two.
+    /// Maximum binary logarithm of a BAR's size in bytes.
     pub const LOG2_MAX: u8 = 47;
 
     /// Returns the size in bytes.
@@ -30,7 +30,7 @@ impl Bar {
         1 << (self.log2 & 63)
     }
 
-    /// Returns the size of the window that leads to the BAR, in bytes of whole pages.
+    /// Returns the size in bytes of the window that leads to the BAR, rounded up to whole pages.
     #[must_use]
     pub const fn window(self) -> u64 {
         let bytes = self.bytes();
@@ -68,7 +68,7 @@ impl Bar {
 }
 
 bits! {
-    /// Vendor and model of a device.
+    /// Vendor and device IDs of a device.
     pub struct VendorWord {
         /// Vendor ID.
         vendor / with_vendor: u16 [15:0];
@@ -82,13 +82,13 @@ bits! {
 }
 
 bits! {
-    /// Class of a device, and first part of its location.
+    /// Class of a device, and the bus, device and function numbers of its location.
     pub struct ClassWord {
         /// Class code.
         class / with_class: u32 [23:0];
         /// Revision.
         revision / with_revision: u8 [31:24];
-        /// Bus.
+        /// Bus number.
         bus / with_bus: u8 [39:32];
         /// Device and function number.
         devfn / with_devfn: u8 [47:40];
@@ -96,11 +96,11 @@ bits! {
 }
 
 bits! {
-    /// Second part of a device's location, and its index in the list.
+    /// PCI domain of a device, and its index in the lender's list.
     pub struct DomainWord {
-        /// Domain.
+        /// Number of the PCI domain.
         domain / with_domain: u32 [31:0];
-        /// Index in the lender's list.
+        /// Index of the device in the lender's list.
         index / with_index: u16 [47:32];
         /// Number of devices in the list.
         count / with_count: u16 [63:48];
@@ -108,7 +108,7 @@ bits! {
 }
 
 bits! {
-    /// BARs, one byte each, and the borrower.
+    /// Codes of the BARs, one byte each, and node of the borrower.
     pub struct BarsWord {
         /// Codes of the BARs.
         bars / with_bars: u64 [47:0];
@@ -117,7 +117,7 @@ bits! {
     }
 }
 
-/// Identity of a device, from the configuration registers of these names.
+/// Identity of a device, as its configuration registers describe it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Identity {
     /// Vendor ID.
@@ -134,14 +134,14 @@ pub struct Identity {
     pub revision: u8,
 }
 
-/// Location of a device in its lender.
+/// PCI address of a device in its lender.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Location {
-    /// Domain.
+    /// Number of the PCI domain.
     pub domain: u32,
-    /// Bus.
+    /// Bus number.
     pub bus: u8,
-    /// Device \[7:3\] and function \[2:0\].
+    /// Device number \[7:3\] and function number \[2:0\].
     pub devfn: u8,
 }
 
@@ -153,7 +153,7 @@ pub enum DeviceState {
     Free,
     /// This node has leased the device.
     Lent(NodeId),
-    /// The last lease has ended, but the device cannot be borrowed yet.
+    /// The last lease has ended, but the device is not yet ready for the next one.
     Fencing,
     /// The device has failed.
     Broken,
@@ -177,11 +177,11 @@ impl DeviceState {
     }
 }
 
-/// Contents of [`Kind::Device`](super::Kind::Device). The number of the message is that of the
-/// question.
+/// Contents of [`Kind::Device`](super::Kind::Device). The number of the message is the number of
+/// the request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Device {
-    /// Name of the device, valid for this incarnation of the lender.
+    /// Name of the device, which is valid for this incarnation of the lender.
     pub handle: u32,
     /// Number of leases of the device so far.
     pub generation: u32,
@@ -189,18 +189,18 @@ pub struct Device {
     pub identity: Identity,
     /// Location of the device.
     pub location: Location,
-    /// Index in the lender's list, from 0 on.
+    /// Index of the device in the lender's list, from 0.
     pub index: u16,
     /// Number of devices in the lender's list.
     pub count: u16,
-    /// Memory BARs by their number. The entry after a 64-bit BAR is empty.
+    /// Memory BARs, indexed by their number. The entry after a 64-bit BAR is empty.
     pub bars: [Option<Bar>; BARS],
     /// Availability of the device.
     pub state: DeviceState,
 }
 
 impl Device {
-    /// Returns whether there is a BAR and no BAR occupies the second half of a 64-bit BAR.
+    /// Returns whether at least one BAR exists and the entry after each 64-bit BAR is empty.
     #[must_use]
     pub fn has_valid_bars(&self) -> bool {
         let behind = self.bars.iter().skip(1).chain([&None]);

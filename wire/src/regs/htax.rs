@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `htax_bridge_rf` and `htax_rf`: on-chip routing of host accesses (HW §5).
-//! Interval arithmetic: [`crate::htax`].
+//! `htax_bridge_rf` and `htax_rf`: on-chip routing of host accesses (HW §5). [`crate::htax`]
+//! computes the intervals.
 
 /// Number of address intervals.
 pub const INTERVALS: u32 = 6;
-/// `general` as the initialisation sequence writes it: enabled, VC mode, default one-hot 8, default
-/// port 8 (HW §3.1).
+/// Value of `general` that the initialisation sequence writes: enabled, VC mode, default one-hot 8,
+/// default port 8 (HW §3.1).
 pub const GENERAL_INIT: u64 = 0x8088;
 
 regs! {
-    /// Exclusive upper page number of interval i.
+    /// Number of the page after the last page of interval i.
     fn intvl_upper(i < 6) = 0x9200 + 24, "htax_bridge_rf_intvl_upper";
     /// Page number before the first page of interval i.
     fn intvl_lower(i < 6) = 0x9208 + 24, "htax_bridge_rf_intvl_lower";
@@ -17,30 +17,30 @@ regs! {
     fn intvl_control(i < 6) = 0x9210 + 24, "htax_bridge_rf_intvl_control";
     /// Default port and enables.
     const GENERAL = 0x9290, "htax_bridge_rf_general";
-    /// State machine debug word; read-only.
+    /// Debug word of the state machine. Read-only.
     const DEBUG = 0x9298, "htax_bridge_rf_debug";
-    /// Posted packets, see [`crate::regs::PacketCounter`].
+    /// Number of posted packets, see [`crate::regs::PacketCounter`].
     const POSTED_COUNTER = 0x92A0, "htax_bridge_rf_posted_counter";
-    /// Non-posted packets.
+    /// Number of non-posted packets.
     const NONPOSTED_COUNTER = 0x92A8, "htax_bridge_rf_nonposted_counter";
-    /// Responses.
+    /// Number of responses.
     const RESPONSE_COUNTER = 0x92B0, "htax_bridge_rf_response_counter";
-    /// Discarded packets; feeds trigger event 9.
+    /// Number of discarded packets. A discarded packet causes trigger event 9.
     const DISCARDED_COUNTER = 0x92B8, "htax_bridge_rf_discarded_counter";
     /// ECC flags.
     const ERROR_ECC = 0x92C0, "htax_bridge_rf_error_ecc";
-    /// Crossbar assertions 0; read-only.
+    /// Crossbar assertions, first word. Read-only.
     const DEBUG_0 = 0x9300, "htax_rf_debug_0";
-    /// Crossbar assertions 1; read-only.
+    /// Crossbar assertions, second word. Read-only.
     const DEBUG_1 = 0x9308, "htax_rf_debug_1";
-    /// Crossbar activity; read-only.
+    /// Crossbar activity. Read-only.
     const DEBUG_2 = 0x9310, "htax_rf_debug_2";
-    /// Per-port request and grant lines; read-only.
+    /// Request and grant lines of each port. Read-only.
     fn port_debug(i < 9) = 0x9318 + 8, "htax_rf_port_debug";
 }
 
 bits! {
-    /// `intvl_upper`, `intvl_lower`.
+    /// Bound of an interval, in `intvl_upper` and `intvl_lower`.
     pub struct Bound {
         /// Page number (address / 4096).
         bound / with_bound: u64 [51:0];
@@ -50,13 +50,13 @@ bits! {
 bits! {
     /// `intvl_control` (0x9210 + 24 i).
     pub struct IntvlControl {
-        /// The interval is enabled.
+        /// True if the interval is enabled.
         enable / with_enable: bool [0:0];
-        /// Second-level target port number.
+        /// Number of the second-level target port.
         port / with_port: u8 [4:1];
-        /// Local unit, one-hot port number.
+        /// Port of the local unit as a one-hot number.
         port_oh / with_port_oh: u16 [13:5];
-        /// Virtual channels: 1 posted, 2 non-posted, 4 response.
+        /// Mask of virtual channels: 1 posted, 2 non-posted, 4 response.
         vcs / with_vcs: u8 [16:14];
     }
 }
@@ -64,17 +64,17 @@ bits! {
 bits! {
     /// `general` (0x9290).
     pub struct General {
-        /// Port for accesses outside all intervals.
+        /// Port for accesses outside of all intervals.
         default_port / with_default_port: u8 [3:0];
-        /// The same, one-hot.
+        /// Port for accesses outside of all intervals, as a one-hot number.
         default_port_oh / with_default_port_oh: u16 [12:4];
         /// Masks the error bit.
         mask_error_bit / with_mask_error_bit: bool [13:13];
-        /// Store-and-forward mode.
+        /// True in store-and-forward mode.
         use_sf_mode / with_use_sf_mode: bool [14:14];
-        /// Bridge enabled.
+        /// True if the bridge is enabled.
         enable / with_enable: bool [15:15];
-        /// Extended MMIO enabled.
+        /// True if extended MMIO is enabled.
         enable_emmio / with_enable_emmio: bool [16:16];
     }
 }
@@ -82,11 +82,11 @@ bits! {
 bits! {
     /// `discarded_counter` (0x92B8).
     pub struct DiscardedCounter {
-        /// Posted.
+        /// Number of discarded posted packets.
         posted / with_posted: u16 [15:0];
-        /// Non-posted.
+        /// Number of discarded non-posted packets.
         nonposted / with_nonposted: u16 [31:16];
-        /// Responses.
+        /// Number of discarded responses.
         response / with_response: u16 [47:32];
     }
 }

@@ -1,38 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `velo_rf` without its write-combining buffers (HW §9). Formats: [`crate::velo`].
+//! `velo_rf` without its write-combining buffers (HW §9). [`crate::velo`] has the formats.
 
-/// `timeout` as the initialisation sequence writes it: value 0x20, enabled (HW §3.3).
+/// Value of `timeout` that the initialisation sequence writes: value 0x20, enabled (HW §3.3).
 pub const TIMEOUT_INIT: u64 = 0x1_0000_0020;
-/// `completer.target_htax_port` as the initialisation sequence writes it.
+/// Value of `completer.target_htax_port` that the initialisation sequence writes.
 pub const TARGET_HTAX_PORT_INIT: u16 = 8;
 
 regs! {
-    /// Pending interrupt, bit j of word i = VPID 64 i + j; read-only (HW §6.5).
+    /// Pending interrupts. Bit j of word i belongs to VPID 64 i + j. Read-only (HW §6.5).
     fn int_vec(i < 4) = 0x1200020 + 8, "velo_rf_noti_interrupt_handler_int_vec";
-    /// Retrigger bits, same layout.
+    /// Interrupt retrigger bits, with the layout of `int_vec`.
     fn int_retrig_vec(i < 4) = 0x1200040 + 8, "velo_rf_noti_interrupt_handler_int_retrig_vec";
-    /// Identity stamped into messages of a VPID, see [`NodeVpidProtDesc`].
+    /// Identity that the NIC stamps into messages of a VPID, see [`NodeVpidProtDesc`].
     fn node_vpid_prot_desc(vpid) = 0x1200800 + 8, "velo_rf_node_vpid_prot_desc";
-    /// Acceptance of messages for a VPID, see [`CompProtDesc`].
+    /// Condition for messages that a VPID accepts, see [`CompProtDesc`].
     fn comp_prot_desc(vpid) = 0x1201000 + 8, "velo_rf_comp_prot_desc";
-    /// Mailbox-full timeout, see [`Timeout`].
+    /// Timeout of full mailboxes, see [`Timeout`].
     const TIMEOUT = 0x1201800, "velo_rf_timeout";
     /// Slot size and alternative port, see [`Completer`].
     const COMPLETER = 0x1201808, "velo_rf_completer";
-    /// Packets received and sent, see [`crate::regs::PacketCounter`].
+    /// Numbers of packets received and sent, see [`crate::regs::PacketCounter`].
     const COUNTER_0 = 0x1201810, "velo_rf_counter_0";
     /// Numbers of dropped packets, see [`Counter1`].
     const COUNTER_1 = 0x1201818, "velo_rf_counter_1";
     /// Numbers of requests to the buffer queue unit and of its responses, see [`Counter2`].
     const COUNTER_2 = 0x1201820, "velo_rf_counter_2";
-    /// State machines; read-only.
+    /// States of the state machines. Read-only.
     const DEBUG_0 = 0x1201828, "velo_rf_debug_0";
-    /// ECC flags and last error, see [`Debug1`]; read-only.
+    /// ECC flags and last error, see [`Debug1`]. Read-only.
     const DEBUG_1 = 0x1201830, "velo_rf_debug_1";
 }
 
 bits! {
-    /// `node_vpid_prot_desc` (0x1200800 + 8 v): stamped into outgoing messages.
+    /// Register `node_vpid_prot_desc` (0x1200800 + 8 v), which the NIC stamps into outgoing
+    /// messages.
     pub struct NodeVpidProtDesc {
         /// Protection descriptor.
         tx_prot_desc / with_tx_prot_desc: u16 [15:0];
@@ -44,23 +45,23 @@ bits! {
 }
 
 bits! {
-    /// `comp_prot_desc` (0x1201000 + 8 v): condition for packets that the VPID accepts.
+    /// Register `comp_prot_desc` (0x1201000 + 8 v): condition for packets that the VPID accepts.
     pub struct CompProtDesc {
         /// Expected protection descriptor.
         rx_prot_desc / with_rx_prot_desc: u16 [15:0];
-        /// Delivers through the alternative HTAX port.
+        /// True if messages are delivered through the alternative HTAX port.
         htax_reroute / with_htax_reroute: bool [16:16];
-        /// Mailbox enabled.
+        /// True if the mailbox is enabled.
         vpid_enable / with_vpid_enable: bool [17:17];
     }
 }
 
 bits! {
-    /// `timeout` (0x1201800); the same layout as RMA `bq_timeout`.
+    /// Register `timeout` (0x1201800). RMA's `bq_timeout` has the same layout.
     pub struct Timeout {
-        /// Timeout value (unit unknown, G10).
+        /// Timeout value. The unit is unknown (G10).
         value / with_value: u32 [31:0];
-        /// Timeout enabled.
+        /// True if the timeout is enabled.
         enable / with_enable: bool [32:32];
     }
 }
@@ -68,9 +69,9 @@ bits! {
 bits! {
     /// `completer` (0x1201808).
     pub struct Completer {
-        /// Alternative port, one-hot.
+        /// Alternative port as a one-hot number.
         target_htax_port / with_target_htax_port: u16 [8:0];
-        /// 128-byte instead of 64-byte slots.
+        /// True for mailbox slots of 128 bytes, false for 64 bytes.
         packets_128b / with_packets_128b: bool [9:9];
     }
 }

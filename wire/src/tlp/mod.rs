@@ -284,7 +284,7 @@ pub enum Error {
     CrossesPage,
     /// Byte enables that the specification forbids.
     ByteEnables,
-    /// Completion status that does not exist or does not permit data.
+    /// Completion status that is unknown or that permits no data.
     Status,
     /// Register number of a configuration request that is out of range.
     Register,
