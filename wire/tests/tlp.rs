@@ -39,7 +39,7 @@ fn headers_as_the_specification_draws_them() {
             .into(),
             [0x4000_0001, 0x0010_000F, 0xFDAF_F040, 0],
         ),
-        // Write with a header of four dwords to an address above 4 GiB: bytes 6…12 of two
+        // Read with a header of four dwords from an address above 4 GiB: bytes 6…12 of two
         // quadwords.
         (
             Kind::MemRead {

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-/// Directory with the device nodes of a NIC.
+/// NIC, identified by the directory with its device nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     dir: PathBuf,
@@ -44,13 +44,13 @@ impl Device {
     }
 }
 
-/// Structure for registering memory: 80 bytes, ten words (kernel-api §A4).
+/// Argument of the ioctls that register memory: ten words, 80 bytes (kernel-api §A4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionArg([u64; 10]);
 
 impl RegionArg {
-    /// Describes the pages that contain `bytes` bytes at `address`. `None` for zero bytes and for
-    /// ranges that do not fit into the structure.
+    /// Describes the pages that contain `bytes` bytes at `address`. Returns `None` for zero bytes
+    /// and for ranges that do not fit into the structure.
     pub fn new(address: u64, bytes: u64) -> Option<Self> {
         let page = PAGE as u64;
         let start = address / page * page;
@@ -72,7 +72,7 @@ impl RegionArg {
         &mut self.0
     }
 
-    /// Returns the NLA of the first page, which the driver sets.
+    /// Returns the NLA of the first page. The driver has set it.
     pub fn nla(&self) -> u64 {
         self.0[3]
     }
@@ -97,12 +97,12 @@ impl RegionArg {
         (self.0[4] >> 32) as u32
     }
 
-    /// Returns the bytes of all pages.
+    /// Returns the size of all pages in bytes.
     pub fn size(&self) -> u64 {
         self.0[6]
     }
 
-    /// Converts a structure kept by a C program.
+    /// Converts a structure that a C program has stored.
     pub fn from_words(words: [u64; 10]) -> Self {
         Self(words)
     }
@@ -113,22 +113,22 @@ impl RegionArg {
 pub struct PortInfo {
     /// Version of the interface.
     pub version: u32,
-    /// The device was opened with CAP_SYS_RAWIO: all operations are permitted.
+    /// True if the device was opened with CAP_SYS_RAWIO, which permits all operations.
     pub privileged: bool,
-    /// The network is running.
+    /// True if the network is running.
     pub up: bool,
     /// Number of the NIC on this host, 0 for `/dev/extoll`.
     pub nic: u32,
-    /// Bit p: requester page p may be used.
+    /// Bit p is set if the program may use requester page p.
     pub pages: u32,
-    /// Protection descriptor.
+    /// Protection descriptor of the port.
     pub protection: u16,
-    /// The NIC is an emulator that requires a marking store after each fence.
+    /// True if the NIC is an emulator that requires a marking store after each fence.
     pub marks: bool,
 }
 
 impl PortInfo {
-    /// Decodes the structure from six quadwords of two fields each.
+    /// Decodes the structure from six quadwords with two fields each.
     pub fn from_words(words: &[u64; 6]) -> Self {
         let field = |i: usize| (words[i / 2] >> (32 * (i % 2))) as u32;
         Self {
@@ -143,7 +143,7 @@ impl PortInfo {
     }
 }
 
-/// Operations of an open device node that a port needs. Programs use [`File`], tests use a
+/// Operations of an open device node that a port needs. Programs use [`File`], and tests use a
 /// simulation in memory.
 pub trait Backend: Send + Sync {
     /// Calls an ioctl that returns a value.
@@ -152,16 +152,16 @@ pub trait Backend: Send + Sync {
     fn set(&self, number: u32, value: u64) -> io::Result<()>;
     /// Pins the described pages and sets their NLA.
     fn register(&self, arg: &mut RegionArg) -> io::Result<()>;
-    /// Unregisters the pages. When it returns, the NIC no longer accesses them.
+    /// Unregisters the pages. After the call, the NIC does not access them.
     fn unregister(&self, arg: &mut RegionArg) -> io::Result<()>;
     /// Frees all slots before `slot` and requests an interrupt with the next entry that has the
     /// interrupt flag. Returns true if `slot` already contains an entry.
     fn arm(&self, slot: u32) -> io::Result<bool>;
-    /// Returns properties of the port; `None` if the driver does not provide them.
+    /// Returns the properties of the port; `None` if the driver does not provide them.
     fn info(&self) -> io::Result<Option<PortInfo>>;
-    /// Maps `len` bytes at byte offset `offset`.
+    /// Maps `len` bytes of the device file at byte offset `offset`.
     fn map(&self, offset: u64, len: usize) -> io::Result<Mapping>;
-    /// Returns the descriptor for poll(2).
+    /// Returns the file descriptor for poll(2).
     fn fd(&self) -> BorrowedFd<'_>;
 }
 
@@ -204,14 +204,14 @@ impl Backend for File {
     }
 }
 
-/// Reads a value from the driver. `what` names the value in the error text.
+/// Reads a value from the driver. `what` is the name of the value in the error text.
 pub(crate) fn get(backend: &dyn Backend, number: u32, what: &str) -> Result<u64> {
     backend
         .get(number)
         .map_err(|e| Error::os(format!("cannot read the {what}"), e))
 }
 
-/// Sets a value in the driver. `what` names the value in the error text.
+/// Sets a value in the driver. `what` is the name of the value in the error text.
 pub(crate) fn set(backend: &dyn Backend, number: u32, value: u64, what: &str) -> Result<()> {
     backend
         .set(number, value)
@@ -226,7 +226,7 @@ const fn write(magic: u8, number: u32, size: u32) -> u32 {
     0x4000_0000 | (size << 16) | ((magic as u32) << 8) | number
 }
 
-/// ioctls that only this driver has (`extoll_ioctl.h`).
+/// ioctls of `extoll_ioctl.h`, which the vendor's driver does not have.
 pub(crate) mod ext {
     use super::{read, write};
     pub const INFO: u32 = read(0xE7, 0, 48);

@@ -22,58 +22,59 @@ pub enum Error {
         path: PathBuf,
         /// Effective user ID of the process.
         user: u32,
-        /// Error of the system call, with the same rule as in [`Error::Register`].
+        /// Error of the system call. Like `reason` in [`Error::Register`], it is not a source.
         reason: io::Error,
     },
     /// The network of the NIC is down. A later attempt may succeed.
     #[error("{0}: the NIC's network is not up")]
     NetworkDown(PathBuf),
-    /// All VPIDs are in use.
+    /// All VPIDs of the NIC are in use.
     #[error("{0}: all ports are in use")]
     PortsUsed(PathBuf),
-    /// The user has the maximum number of ports per user.
+    /// The user already has the maximum number of ports per user.
     #[error(
         "{0}: this user has the maximum number of ports (parameter vpids_per_user of extoll.ko)"
     )]
     UserPortsUsed(PathBuf),
-    /// Memory could not be registered. It exceeds the limit of locked memory (`ulimit -l`) or the
-    /// translation tables, is not mapped, or the NIC did not confirm in time.
+    /// Memory could not be registered. Either it exceeds the limit of locked memory (`ulimit -l`)
+    /// or the translation tables, or it is not mapped, or the NIC did not confirm the registration
+    /// in time.
     #[error("{bytes} bytes cannot be registered: {reason}{}", why_not_registered(.reason))]
     Register {
-        /// Bytes of all pages in the range.
+        /// Size of all pages in the range, in bytes.
         bytes: u64,
-        /// Error of the driver. Not a `std::error::Error::source`, because the text already
+        /// Error of the driver. It is not a `std::error::Error::source`, because the text already
         /// contains it.
         reason: io::Error,
     },
-    /// The driver could not create a queue: it exceeds the limit of locked memory (`ulimit -l`), or
-    /// there is no memory.
+    /// The driver could not create a queue. Either the queue exceeds the limit of locked memory
+    /// (`ulimit -l`), or memory is short.
     #[error("no memory for the {what}: {reason}{}", locked_memory(.reason))]
     Queue {
         /// Name of the queue.
         what: &'static str,
-        /// Error of the driver, with the same rule as in [`Error::Register`].
+        /// Error of the driver. Like `reason` in [`Error::Register`], it is not a source.
         reason: io::Error,
     },
     /// A system call failed.
     #[error("{what}: {reason}{}", privilege(.reason))]
     Os {
-        /// Failed operation.
+        /// Description of the failed operation.
         what: String,
-        /// Error of the system call, with the same rule as in [`Error::Register`].
+        /// Error of the system call. Like `reason` in [`Error::Register`], it is not a source.
         reason: io::Error,
     },
-    /// 255 packets are outstanding. The call sent nothing; try again later.
+    /// The maximum of 255 packets is outstanding. The call sent nothing and may be repeated later.
     #[error("no room for another packet, try again later")]
     Full,
-    /// The time limit expired.
+    /// The time limit of the call expired.
     #[error("timed out")]
     Timeout,
-    /// A signal handler ran while the call waited. The NIC may have sent packets of the call: wait
-    /// for their completion, and do not send them again.
+    /// A signal handler ran while the call waited. The NIC may have sent packets of the call. The
+    /// program must wait for their completion and must not send them again.
     #[error("interrupted by a signal")]
     Interrupted,
-    /// The node ID is reserved: 65,534 or 65,535.
+    /// The node ID is reserved (65,534 or 65,535).
     #[error("node {0} is reserved")]
     Node(u16),
     /// The multicast group does not exist.
@@ -82,19 +83,19 @@ pub enum Error {
     /// The sizes of the queue are invalid.
     #[error("invalid queue of {bytes} bytes in segments of {segment}: both must be multiples of the page size, and the queue of the segment")]
     QueueSize {
-        /// Bytes of the queue.
+        /// Size of the queue in bytes.
         bytes: u64,
-        /// Bytes of a segment, which is physically contiguous.
+        /// Size of a physically contiguous segment in bytes.
         segment: u64,
     },
-    /// The NIC was unbound or removed, or its registers read as all ones. Final: open another port
-    /// when the NIC is back.
+    /// The NIC was unbound or removed, or its registers read as all ones. The port stays unusable.
+    /// The program must open another port when the NIC is present again.
     #[error("the NIC is gone")]
     Gone,
     /// The NIC dropped packets and did not accept their repetitions in time. All unconfirmed
-    /// packets of the port are lost. The call that detects it returns this error once and sends
-    /// nothing. Waiting calls whose packets are among them (`put_wait` and the like) return it too.
-    /// The port remains usable.
+    /// packets of the port are lost. The call that detects the loss returns this error once and
+    /// sends nothing. Waiting calls that posted lost packets (`put_wait` and similar calls) also
+    /// return it. The port remains usable.
     #[error("{packets} packets of this port are lost: {why}")]
     Lost {
         /// Number of lost packets.
@@ -102,10 +103,10 @@ pub enum Error {
         /// Cause of the loss.
         why: &'static str,
     },
-    /// Writes of the NIC to this number of queue slots never arrived; their messages or
-    /// notifications are lost. The call that detects it returns this error once. Waiting calls
-    /// whose notification may be among them (`put_wait` and the like) return it too. The queue
-    /// remains usable.
+    /// The NIC's writes to this number of queue slots never arrived, so that their messages or
+    /// notifications are lost. The call that detects the loss returns this error once. Waiting
+    /// calls whose notification may be lost (`put_wait` and similar calls) also return it. The
+    /// queue remains usable.
     #[error("{0} slots of the queue were never written: their messages or notifications are lost")]
     Skipped(u32),
     /// The NIC would reject the command.
@@ -117,28 +118,28 @@ pub enum Error {
     /// The window to other nodes is shorter than requested.
     #[error("the window has fewer than {0} bytes")]
     Window(u64),
-    /// The range exceeds the memory.
+    /// The range exceeds the end of the memory.
     #[error("{len} bytes at offset {offset} exceed the size of {size} bytes")]
     Range {
-        /// First byte of the range.
+        /// Offset of the first byte in the memory.
         offset: u64,
-        /// Bytes of the range.
+        /// Size of the range in bytes.
         len: u64,
-        /// Bytes of the memory.
+        /// Size of the memory in bytes.
         size: u64,
     },
-    /// The transfer failed. The bits are the units that reported the error (HW §10.4).
+    /// The transfer failed. The bits identify the units that reported the error (HW §10.4).
     #[error("the transfer failed in the {}", units(*.0))]
     Transfer(u8),
     /// A notification is malformed.
     #[error("{0}")]
     Notification(NotificationError),
-    /// This process may not post commands with these options (untranslated addresses, remote
-    /// registers).
+    /// The process may not post commands with these options: untranslated addresses or remote
+    /// registers.
     #[error("commands with {} are for privileged programs (requester page {})", special(*.0), .0.index())]
     Forbidden(wire::rma::PageOptions),
-    /// The port has no notification queue, because a change of its size failed and could not be
-    /// reverted.
+    /// The port has no notification queue, because a change of its size failed and the old size
+    /// could not be restored.
     #[error("the port has no notification queue, because changing its size failed")]
     NoQueue,
     /// The driver returned an invalid value.
@@ -153,7 +154,7 @@ fn locked_memory(source: &io::Error) -> &'static str {
     }
 }
 
-/// Returns the meaning of the driver's errors of REGISTER_REGION (docs/uapi.md).
+/// Returns an explanation of the driver's error from REGISTER_REGION (docs/uapi.md).
 fn why_not_registered(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EFAULT) => " (it is not mapped, or cannot be written)",
@@ -169,8 +170,8 @@ fn why_not_registered(source: &io::Error) -> &'static str {
     }
 }
 
-/// Returns the meaning of `EPERM` from a call on an open file. The driver returns it for missing
-/// privileges only.
+/// Returns an explanation of `EPERM` from a call on an open file. The driver returns this error
+/// only for missing privileges.
 fn privilege(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EPERM) => {
@@ -180,7 +181,7 @@ fn privilege(source: &io::Error) -> &'static str {
     }
 }
 
-/// Returns the meaning of `EPERM` from opening a device node.
+/// Returns an explanation of `EPERM` from opening a device node.
 fn who_may_open(path: &Path) -> &'static str {
     match path.file_name().and_then(|name| name.to_str()) {
         Some("velo2" | "rma2") => {
@@ -219,7 +220,7 @@ impl Error {
         }
     }
 
-    /// Converts the error of a registration.
+    /// Converts the error of a failed registration.
     pub(crate) fn register(bytes: u64, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::ENODEV) => Error::Gone,
@@ -230,8 +231,8 @@ impl Error {
         }
     }
 
-    /// Converts the error of mapping a queue, which is when the driver allocates it and charges it
-    /// to the process.
+    /// Converts the error of mapping a queue. The mapping makes the driver allocate the queue and
+    /// charge it to the process.
     pub(crate) fn queue(what: &'static str, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::ENOMEM) => Error::Queue {
@@ -242,7 +243,7 @@ impl Error {
         }
     }
 
-    /// Returns the closest error number, for C.
+    /// Returns the errno value that C programs receive for this error.
     pub fn errno(&self) -> i32 {
         match self {
             Error::NoDevice(_) | Error::Gone => libc::ENODEV,
@@ -319,7 +320,8 @@ mod tests {
         assert!(matches!(open(libc::ENOENT), Error::NoDevice(_)));
         assert!(matches!(open(libc::ENOSPC), Error::PortsUsed(_)));
         assert!(matches!(open(libc::EACCES), Error::Os { .. }));
-        // ENODEV from a file that exists: the driver is loaded, but the NIC was removed.
+        // Opening an existing file fails with ENODEV if the driver is loaded but the NIC was
+        // removed.
         assert!(matches!(open(libc::ENODEV), Error::Gone));
     }
 
@@ -385,7 +387,8 @@ mod tests {
             Error::queue("mailbox", no(libc::ENOMEM)),
             Error::queue("mailbox", no(libc::EFAULT)),
         ] {
-            // Programs that print a chain of errors, like the tools, add the sources to the text.
+            // Programs that print a chain of errors, such as the tools, append the sources to the
+            // text.
             assert!(std::error::Error::source(&e).is_none(), "{e:?}");
             let answer = no(e.errno()).to_string();
             assert_eq!(e.to_string().matches(&answer).count(), 1, "{e}");

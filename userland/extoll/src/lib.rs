@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Access to an Extoll NIC for user programs: VELO messages, RMA transfers and registered memory,
-//! SMFU windows, registers.
+//! Access to an Extoll NIC for user programs: VELO messages, RMA transfers, registered memory, SMFU
+//! windows and registers.
 //!
 //! ```no_run
 //! use extoll::{rma, Buffer, Device, Wait};
@@ -17,30 +17,32 @@
 //! ```
 //!
 //! **Ownership.** A port owns its VPID and its mappings. They are freed when the port and all of
-//! its regions are dropped. A [`rma::Region`] owns its [`Buffer`]. The NIC may write the buffer at
-//! any time, so that no slice of it is available. The buffer is not freed while it is registered,
-//! even after `mem::forget`. A forked child does not inherit buffers.
+//! its regions are dropped. A [`rma::Region`] owns its [`Buffer`]. No slice of the buffer is
+//! available, because the NIC may write the buffer at any time. The buffer is not freed while it is
+//! registered, even after `mem::forget`. A forked child does not inherit buffers.
 //!
 //! **Threads.** All types are `Send` and `Sync`. A port has one lock for sending and one for
 //! receiving. No thread holds a lock while it waits. One thread may therefore send, drain or wait
-//! for room while another one receives, each with its own deadline. Messages of one thread stay in
-//! order; messages of different threads have no defined order.
+//! for credits while another thread receives. Each call has its own deadline. Messages of one
+//! thread stay in order. Messages of different threads have no defined order.
 //!
 //! **Waiting.** All calls that wait take a [`Wait`]. A signal handler that runs while a call waits
 //! ends the call with [`Error::Interrupted`].
 //!
-//! **Event loops.** Ports implement [`std::os::fd::AsFd`]. Repeat these steps: call `arm`; try to
-//! receive until there is nothing; wait until the descriptor is readable, with the time limit that
-//! `arm` returned. Only messages sent with the interrupt flag make the descriptor readable at once.
-//! `arm` returns a time limit while packets are unconfirmed, because the NIC may drop them, and
-//! only calls of the program detect and repeat dropped packets.
+//! **Event loops.** Ports implement [`std::os::fd::AsFd`]. An event loop repeats three steps. It
+//! calls `arm`, receives until the queue is empty, and waits until the descriptor is readable. The
+//! wait must not exceed the time limit that `arm` returned. Only messages sent with the interrupt
+//! flag make the descriptor readable at once. `arm` returns a time limit while packets are
+//! unconfirmed, because the NIC may drop packets. Only calls of the program detect and repeat
+//! dropped packets.
 //!
 //! **Removal of the NIC.** Unbinding the NIC revokes all mappings. Calls that sleep return
-//! [`Error::Gone`], and so do all later calls of the port, without an access to the mappings. An
-//! access to a revoked mapping before a system call reported the removal ends the process by
-//! SIGBUS. Such accesses happen in calls that poll, send or do not wait, and in windows and
-//! exported memory. They also happen in calls that sleep, between two system calls, when they found
-//! an entry in the queue or repair dropped packets.
+//! [`Error::Gone`]. All later calls of the port also return it, without an access to the mappings.
+//!
+//! A process that accesses a revoked mapping before a system call has reported the removal is
+//! killed by SIGBUS. Such accesses happen in calls that poll, send or do not wait, and in windows
+//! and exported memory. They also happen between two system calls of a call that sleeps, while it
+//! reads a queue entry or repeats dropped packets.
 #![deny(missing_docs)]
 
 #[cfg(test)]
@@ -76,24 +78,24 @@ pub use smfu::{Smfu, Window};
 pub use wait::{poll_milliseconds, Wait};
 pub use wire;
 
-/// Counters of a port since it was opened.
+/// Counters of a port, which start at 0 when the port is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets posted, without repetitions.
+    /// Number of packets posted, without repetitions.
     pub posted: u64,
-    /// Reads of the write-combining buffer's state. Each is a read from the device.
+    /// Number of reads of the write-combining buffer's state. Each is a read from the device.
     pub state_reads: u64,
-    /// Repairs, which repeat packets that the NIC dropped.
+    /// Number of replays, which repeat packets that the NIC dropped.
     pub replays: u64,
-    /// Packets that repairs sent again.
+    /// Number of packets that replays sent again.
     pub resent: u64,
-    /// Packets that were lost because a repair took too long.
+    /// Number of packets that were lost because a replay took too long.
     pub lost: u64,
-    /// Messages or notifications received from the queue.
+    /// Number of messages or notifications received from the queue.
     pub received: u64,
-    /// Slots of the queue that were skipped because the NIC's write did not arrive.
+    /// Number of queue slots that were skipped because the NIC's write did not arrive.
     pub skipped: u64,
-    /// Updates of the read pointer. Each is a write to the device.
+    /// Number of updates of the read pointer. Each is a write to the device.
     pub commits: u64,
     /// Number of times that calls slept.
     pub sleeps: u64,

@@ -4,9 +4,9 @@
 use crate::error::{Error, Result};
 use crate::raw::{Mapping, PAGE};
 
-/// Zeroed pages of this process, which children do not inherit.
+/// Zeroed pages of this process, which child processes do not inherit.
 ///
-/// Registration covers whole pages. A buffer shares its pages with no other data.
+/// Registration covers whole pages. The pages of a buffer contain no other data.
 #[derive(Debug)]
 pub struct Buffer {
     map: Mapping,
@@ -14,13 +14,13 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Allocates `len` bytes.
+    /// Allocates a buffer of `len` bytes.
     pub fn new(len: usize) -> Result<Self> {
         Self::with(len, None, PAGE)
     }
 
-    /// Allocates `len` bytes in huge pages of 2 MiB, each of which takes one translation entry. The
-    /// system must have reserved huge pages (`vm.nr_hugepages`).
+    /// Allocates `len` bytes in huge pages of 2 MiB. Each huge page needs one translation entry.
+    /// The system must have reserved huge pages (`vm.nr_hugepages`).
     pub fn huge(len: usize) -> Result<Self> {
         Self::with(len, Some(21), 1 << 21)
     }
@@ -37,28 +37,28 @@ impl Buffer {
         Ok(Self { map, len })
     }
 
-    /// Returns the requested bytes.
+    /// Returns the requested size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True for a buffer of 0 bytes.
+    /// Returns true for a buffer of 0 bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the mapping, which consists of whole pages.
+    /// Returns the mapping of the buffer, which consists of whole pages.
     pub fn mapping(&self) -> &Mapping {
         &self.map
     }
 
-    /// Copies `to.len()` bytes at `offset` to `to`.
+    /// Copies `to.len()` bytes of the buffer, from byte `offset` on, to `to`.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         crate::error::check_range(offset, to.len() as u64, self.len as u64)?;
         self.map.read(offset, to)
     }
 
-    /// Copies `from` to the buffer at `offset`.
+    /// Copies `from` to byte `offset` of the buffer.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         crate::error::check_range(offset, from.len() as u64, self.len as u64)?;
         self.map.write(offset, from)

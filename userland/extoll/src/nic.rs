@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Enumeration of NICs through sysfs and debugfs.
+//! Enumeration of the machine's NICs through sysfs and debugfs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ const VENDOR: u32 = 0x1CAD;
 /// A NIC of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// PCI address, `0000:00:02.0`.
+    /// PCI address, for example `0000:00:02.0`.
     pub pci: String,
     /// PCI device ID: 0x10 is revision 1 of the chip, 0x11 revision 2 (HW §1).
     pub device_id: u32,
@@ -18,25 +18,25 @@ pub struct Nic {
     pub revision: u32,
     /// Name of the bound driver.
     pub driver: Option<String>,
-    /// NUMA node; −1 = none.
+    /// NUMA node of the NIC; −1 if it has none.
     pub numa_node: i32,
     /// Names of the NIC's network interfaces.
     pub interfaces: Vec<String>,
     /// Directory of the NIC in sysfs.
     pub sysfs: PathBuf,
-    /// Directory of the NIC in debugfs, readable by root only.
+    /// Directory of the NIC in debugfs, which only root can read.
     pub debugfs: PathBuf,
 }
 
 /// Status of a NIC, from the driver's debugfs file `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NicStatus {
-    /// Name and value of every line.
+    /// Name and value of every line of the file.
     pub fields: BTreeMap<String, String>,
 }
 
 impl NicStatus {
-    /// Returns field `name` as a number; `None` if it is absent or not a number.
+    /// Returns the number in field `name`; `None` if the field is absent or not a number.
     pub fn number(&self, name: &str) -> Option<u64> {
         let text = self.fields.get(name)?;
         match text.strip_prefix("0x") {
@@ -103,7 +103,7 @@ impl Nic {
         })
     }
 
-    /// Returns the driver's status; `None` without a readable debugfs.
+    /// Returns the driver's status; `None` if debugfs is not readable.
     pub fn status(&self) -> Option<NicStatus> {
         text(&self.debugfs.join("status")).map(|t| NicStatus::parse(&t))
     }
@@ -114,7 +114,8 @@ impl Nic {
     }
 }
 
-/// Returns all NICs, sorted by PCI address. `root` is `/`; tests use another directory.
+/// Returns all NICs, sorted by PCI address. `root` is `/` in programs and another directory in
+/// tests.
 pub fn nics(root: &Path) -> Vec<Nic> {
     names(&root.join("sys/bus/pci/devices"))
         .iter()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sending: requester pages, credits and replay (HW §8), for VELO and RMA.
+//! Sending for VELO and RMA: requester pages, credits and replay (HW §8).
 
 use crate::error::{Error, Result};
 use crate::raw::{flush, publish, Mapping, PAGE};
@@ -10,20 +10,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use wire::wcbuf::{Action, Credits, Event, Replay, State, Verdict, COPIES, MARK};
 
-/// Maximum time of a repair. It exceeds the programmed time-outs after which full queues at the
+/// Maximum time of a replay. It exceeds the programmed timeouts after which full queues at the
 /// other end release the network (HW §9.3, §10.7). The kernel driver uses the same time.
 const REPAIR: Duration = Duration::from_secs(5);
-/// Maximum time of a repair step, which holds the lock, so that other threads do not miss their
+/// Maximum time of a replay step. A step holds the lock, and other threads must not miss their
 /// deadlines.
 const STEP: Duration = Duration::from_millis(1);
-/// Maximum part of the interval between two steps that counts as repair time, because nothing is
-/// tried between calls.
+/// Maximum part of the time between two steps that counts as duration of the replay. No step is
+/// tried between calls of the program.
 const BETWEEN: Duration = Duration::from_millis(10);
-/// Time that closing waits for the NIC to accept sent packets.
+/// Time for which closing a port waits until the NIC has accepted sent packets.
 const LINGER: Duration = Duration::from_millis(100);
 const SENSELESS: &str = "impossible committed count";
 
-/// Contents of a packet, kept until it is committed; up to `N` quadwords.
+/// Contents of a packet of up to `N` quadwords, which are kept until the NIC has committed the
+/// packet.
 #[derive(Clone, Copy)]
 struct Packet<const N: usize> {
     words: [u64; N],
@@ -31,25 +32,25 @@ struct Packet<const N: usize> {
     page: u8,
 }
 
-/// A posted packet: its number, and the number of losses before it.
+/// Posted packet: its number, and the number of losses that preceded it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     number: u64,
     losses: u64,
 }
 
-/// Lost packets: their numbers begin with `first`.
+/// Loss of packets. The numbers of the lost packets begin with `first`.
 struct Loss {
     first: u64,
     packets: u8,
     why: &'static str,
 }
 
-/// A repair in progress.
+/// Replay that is in progress.
 struct Repair {
     replay: Replay,
     action: Action,
-    /// Time of the repair so far, and the time at which it was last updated.
+    /// Duration of the replay so far, and the time at which it was last updated.
     tried: Duration,
     counted: Instant,
 }
@@ -71,11 +72,11 @@ impl Repair {
     }
 }
 
-/// Mappings for packets and for the state that the NIC reports.
+/// Mappings of the requester pages and of the state word.
 pub(crate) struct Pages {
     pub requester: Arc<Mapping>,
     pub state: Arc<Mapping>,
-    /// Offset of the state word.
+    /// Byte offset of the state word in its mapping.
     pub state_at: usize,
     /// True if a store at [`MARK`] must follow each fence.
     pub marks: bool,
@@ -87,15 +88,15 @@ impl Pages {
     }
 }
 
-/// Pauses before a state of all ones is read again. A single failed read does not mean that the NIC
-/// was removed.
+/// Pauses before repeated reads of a state of all ones. A single failed read does not prove that
+/// the NIC was removed.
 const UNREAD: [Duration; 3] = [
     Duration::ZERO,
     Duration::from_millis(1),
     Duration::from_millis(20),
 ];
 
-/// Reads the state. Repeats a read of all ones after each pause of [`UNREAD`].
+/// Reads the state. After a read of all ones, repeats the read after each pause of [`UNREAD`].
 fn read_state(mut read: impl FnMut() -> State, mut pause: impl FnMut(Duration)) -> State {
     for time in UNREAD {
         let state = read();
@@ -114,14 +115,14 @@ pub(crate) struct Sender<const N: usize> {
     credits: Credits,
     copies: Box<[Packet<N>; COPIES]>,
     repair: Option<Repair>,
-    /// Number of losses, and the last one.
+    /// Number of losses, and the last loss.
     losses: u64,
     last_loss: Option<Loss>,
     counters: Counters,
 }
 
 impl<const N: usize> Sender<N> {
-    /// Creates the sending half and clears the state, as for a newly opened VPID.
+    /// Creates the sending half of a port and clears the state, as for a newly opened VPID.
     pub fn new(pages: Pages, link: Arc<Link>) -> Result<Self> {
         let opened = State(pages.state.load(pages.state_at));
         if opened.is_all_ones() {
@@ -145,8 +146,8 @@ impl<const N: usize> Sender<N> {
         })
     }
 
-    /// Writes a packet to requester page `page`. Fails with [`Error::Full`] and without an effect
-    /// if there is no room.
+    /// Writes a packet to requester page `page`. Without a credit, fails with [`Error::Full`] and
+    /// writes nothing.
     fn post(&mut self, page: u8, words: &[u64]) -> Result<Posted> {
         self.link.check()?;
         if self.repair.is_some() || self.credits.room() == 0 {
@@ -161,7 +162,7 @@ impl<const N: usize> Sender<N> {
         copy.len = words.len() as u8;
         copy.page = page;
         self.push(index);
-        // If the NIC drops the packet, a sleeping thread must repair it.
+        // A sleeping thread must repeat the packet if the NIC drops it.
         self.link.wake();
         let number = self.counters.posted;
         self.counters.posted += 1;
@@ -171,7 +172,7 @@ impl<const N: usize> Sender<N> {
         })
     }
 
-    /// Ensures room for `n` packets. Fails with [`Error::Full`] if there is none.
+    /// Ensures credits for `n` packets. Fails with [`Error::Full`] if they are not available.
     fn make_room(&mut self, n: u8) -> Result<()> {
         self.link.check()?;
         if self.repair.is_some() || self.credits.room() < n {
@@ -183,8 +184,8 @@ impl<const N: usize> Sender<N> {
         }
     }
 
-    /// Fails if the packet was lost. After two losses since the packet was posted, its state is
-    /// unknown, and the function fails.
+    /// Fails if the packet was lost. Also fails after two losses since the packet was posted,
+    /// because the state of the packet is then unknown.
     fn check_posted(&self, posted: Posted) -> Result<()> {
         match &self.last_loss {
             Some(loss) if self.losses > posted.losses => {
@@ -201,13 +202,13 @@ impl<const N: usize> Sender<N> {
         }
     }
 
-    /// True if packets were unconfirmed at the last check.
+    /// Returns whether packets were unconfirmed at the last check.
     fn is_unconfirmed(&self) -> bool {
         self.repair.is_some() || self.credits.outstanding() > 0
     }
 
-    /// Checks the state if packets are outstanding, and repairs dropped packets, which the NIC does
-    /// not report otherwise.
+    /// If packets are outstanding, checks the state and repeats dropped packets. The NIC does not
+    /// report drops in another way.
     fn settle(&mut self) -> Result<()> {
         self.link.check()?;
         if self.is_unconfirmed() {
@@ -219,7 +220,7 @@ impl<const N: usize> Sender<N> {
     fn push(&self, index: u8) {
         let packet = &self.copies[usize::from(index)];
         let base = usize::from(packet.page) * PAGE;
-        // Data that the packet refers to must be in memory before the packet is sent.
+        // Stores to memory that the packet refers to must precede the packet.
         publish();
         for (i, word) in packet.words[..usize::from(packet.len)].iter().enumerate() {
             self.pages.requester.store(base + 8 * i, *word);
@@ -230,7 +231,7 @@ impl<const N: usize> Sender<N> {
         }
     }
 
-    /// Returns the state; all ones if the NIC was removed.
+    /// Returns the state word, which is all ones if the NIC was removed.
     fn load(&mut self) -> State {
         let (pages, reads) = (&self.pages, &mut self.counters.state_reads);
         let read = || {
@@ -240,7 +241,7 @@ impl<const N: usize> Sender<N> {
         read_state(read, std::thread::sleep)
     }
 
-    /// Gives up all outstanding packets and resets the state, like the kernel driver.
+    /// Gives up all outstanding packets and resets the state, as the kernel driver does.
     fn give_up(&mut self, why: &'static str) -> Error {
         let state = self.load();
         if state.is_all_ones() {
@@ -278,7 +279,7 @@ impl<const N: usize> Sender<N> {
         Ok(())
     }
 
-    /// Executes a step of a repair. Returns the repair if it is not complete.
+    /// Executes a step of a replay. Returns the replay if it is not complete.
     fn go_on(&mut self, mut repair: Repair) -> Result<Option<Repair>> {
         let began = Instant::now();
         repair.count(began);
@@ -318,15 +319,15 @@ impl<const N: usize> Sender<N> {
     }
 }
 
-/// Sending half of a port, shared by its threads. No thread holds the lock while it waits, so that
-/// threads that send, drain or receive keep their own deadlines.
+/// Sending half of a port, which the threads of the port share. No thread holds the lock while it
+/// waits. Threads that send, drain or receive therefore meet their own deadlines.
 pub(crate) struct Outbox<const N: usize> {
     sender: Mutex<Sender<N>>,
     link: Arc<Link>,
 }
 
 impl<const N: usize> Outbox<N> {
-    /// Creates the half, see [`Sender::new`].
+    /// Creates the sending half, see [`Sender::new`].
     pub fn new(pages: Pages, link: &Arc<Link>) -> Result<Self> {
         Ok(Self {
             sender: Mutex::new(Sender::new(pages, link.clone())?),
@@ -335,8 +336,8 @@ impl<const N: usize> Outbox<N> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Sender<N>> {
-        // A panic in another thread leaves a consistent state, because packets are recorded and
-        // pushed in one step.
+        // The state is consistent even after a panic in another thread, because a packet is
+        // recorded and pushed in one step.
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -345,7 +346,7 @@ impl<const N: usize> Outbox<N> {
         self.lock().post(page, words).map(drop)
     }
 
-    /// Posts all of the packets, or fails with [`Error::Full`] and posts none.
+    /// Posts all packets. If credits are missing, fails with [`Error::Full`] and posts no packet.
     pub fn post_all(&self, page: u8, packets: &[[u64; N]]) -> Result<()> {
         let mut sender = self.lock();
         sender.make_room(u8::try_from(packets.len()).map_err(|_| Error::Full)?)?;
@@ -354,7 +355,7 @@ impl<const N: usize> Outbox<N> {
             .try_for_each(|words| sender.post(page, words).map(drop))
     }
 
-    /// Posts a packet that depends on `before`. Fails if `before` was lost.
+    /// Posts a packet after packet `before`, on which it depends. Fails if `before` was lost.
     pub fn post_behind(&self, page: u8, words: &[u64], before: Option<Posted>) -> Result<Posted> {
         let mut sender = self.lock();
         before.map_or(Ok(()), |before| sender.check_posted(before))?;
@@ -366,12 +367,12 @@ impl<const N: usize> Outbox<N> {
         self.lock().check_posted(posted)
     }
 
-    /// Like [`Outbox::post`], but waits for room. Packets of one thread stay in order; packets of
-    /// different threads have no defined order.
+    /// Waits for a credit, then posts a packet like [`Outbox::post`]. Packets of one thread stay in
+    /// order. Packets of different threads have no defined order.
     pub fn post_wait(&self, fd: BorrowedFd<'_>, page: u8, words: &[u64], wait: Wait) -> Result<()> {
         let mut pauses = Pauses::new(wait);
         loop {
-            // A separate statement, so that the lock is not held in the branches.
+            // This is a separate statement, so that the lock is released before the branches.
             let result = self.post(page, words);
             match result {
                 Err(Error::Full) => pauses.pause(&self.link, fd)?,
@@ -380,18 +381,18 @@ impl<const N: usize> Outbox<N> {
         }
     }
 
-    /// True if packets were unconfirmed at the last check.
+    /// Returns whether packets were unconfirmed at the last check.
     pub fn is_unconfirmed(&self) -> bool {
         self.lock().is_unconfirmed()
     }
 
-    /// Checks the state if packets are outstanding, and repairs dropped packets for up to a
-    /// millisecond.
+    /// If packets are outstanding, checks the state and repeats dropped packets. The repetition
+    /// takes at most a millisecond.
     pub fn settle(&self) -> Result<()> {
         self.lock().settle()
     }
 
-    /// Like [`Outbox::settle`], but does nothing while another thread holds the lock.
+    /// Calls [`Outbox::settle`], unless another thread holds the lock.
     pub fn try_settle(&self) -> Result<()> {
         match self.sender.try_lock() {
             Ok(mut sender) => sender.settle(),
@@ -400,7 +401,7 @@ impl<const N: usize> Outbox<N> {
         }
     }
 
-    /// Waits until the NIC accepted all packets.
+    /// Waits until the NIC has accepted all packets.
     pub fn drain(&self, fd: BorrowedFd<'_>, wait: Wait) -> Result<()> {
         self.link.check()?;
         let mut pauses = Pauses::new(wait);
@@ -413,17 +414,17 @@ impl<const N: usize> Outbox<N> {
         Ok(())
     }
 
-    /// Called before the mappings are removed. Gives the NIC a short time to accept sent packets.
-    /// Accesses nothing if the NIC was removed.
+    /// Gives the NIC a short time to accept sent packets. The port calls this function before it
+    /// removes the mappings. If the NIC was removed, no mapping is accessed.
     pub fn close(&self, fd: BorrowedFd<'_>) {
         if self.is_unconfirmed() && self.link.look(fd).is_ok() {
             let wait = Wait::for_at_most(LINGER);
-            // Closing ignores signals and other failures, because it cannot report them.
+            // Closing the port ignores signals and other failures, because it cannot report them.
             while matches!(self.drain(fd, wait), Err(Error::Interrupted)) {}
         }
     }
 
-    /// Returns the counters.
+    /// Returns the counters of the sending half.
     pub fn counters(&self) -> Counters {
         self.lock().counters
     }
@@ -478,7 +479,7 @@ mod tests {
             self.outbox.post_wait(self.fd.as_fd(), 0, &[0; 3], wait)
         }
 
-        /// Sets a state in which the toggles stay different, so that the buffer never becomes idle.
+        /// Sets a state with unequal toggles, so that the buffer never becomes idle.
         fn stick(&self, dropped: u8) {
             let stuck = State(0)
                 .with_retry(true)
@@ -487,7 +488,7 @@ mod tests {
             self.state.store(0, stuck.raw());
         }
 
-        /// Sets the time of the repair so far.
+        /// Sets the duration of the replay so far.
         fn repairs_since(&self, time: Duration) {
             self.outbox.lock().repair.as_mut().unwrap().tried = time;
         }
@@ -595,7 +596,7 @@ mod tests {
         nic.drain(ms(5)).unwrap();
     }
 
-    /// Simulates a NIC that accepts two packets and drops the others until the state is cleared. It
+    /// Simulates a NIC that drops packets after the first two until the state is cleared. The NIC
     /// then accepts the repeated packets.
     #[test]
     fn dropped_packets_are_sent_again() {
@@ -616,7 +617,7 @@ mod tests {
                 while State(state.load(0)).retry() {
                     std::thread::yield_now();
                 }
-                // The NIC gets packets 3, 4 and 5 again. The fifth goes to page 1.
+                // Packets 3, 4 and 5 are sent again. Packet 5 belongs to page 1.
                 while pages.load(PAGE) != 5 && !stop.load(Ordering::Relaxed) {
                     std::thread::yield_now();
                 }
@@ -647,7 +648,7 @@ mod tests {
             nic.outbox.settle(),
             Err(Error::Lost { packets: 3, .. })
         ));
-        // The loss is reported once. Then the port works as before.
+        // The loss is reported once. After that, the port works as before.
         nic.drain(ms(0)).unwrap();
         assert_eq!(nic.outbox.counters().lost, 3);
         nic.outbox.post(0, &[7; 3]).unwrap();
@@ -655,8 +656,8 @@ mod tests {
         nic.drain(ms(0)).unwrap();
     }
 
-    /// A NIC may accept packets only after full queues elsewhere have timed out (HW §9.3). That
-    /// takes seconds, and the packets are not lost.
+    /// A NIC may accept packets only after full queues elsewhere have timed out (HW §9.3). This can
+    /// take seconds, but the packets must not be lost.
     #[test]
     fn a_nic_that_is_held_up_for_seconds_loses_nothing() {
         let nic = nic();
@@ -686,7 +687,7 @@ mod tests {
         nic.drain(ms(0)).unwrap();
         let (second, third) = (post(Some(first)).unwrap(), post(None).unwrap());
         nic.outbox.check_posted(third).unwrap();
-        // A committed count that exceeds the number of sent packets.
+        // The committed count exceeds the number of sent packets.
         nic.state.store(0, State(0).with_committed_count(9).raw());
         assert!(matches!(nic.outbox.settle(), Err(Error::Lost { .. })));
         nic.outbox.check_posted(first).unwrap();
@@ -697,7 +698,7 @@ mod tests {
             )
         };
         assert!(is_lost(second) && is_lost(third));
-        // A packet that depends on a lost one is not sent; others are.
+        // A packet that depends on a lost packet is not sent. Other packets are sent.
         assert!(matches!(
             post(Some(third)),
             Err(Error::Lost { packets: 2, .. })
@@ -719,7 +720,7 @@ mod tests {
         ));
         nic.outbox.post_all(0, &[[1; 3]; 2]).unwrap();
         assert_eq!(nic.outbox.counters().posted, 255);
-        // The same during a repair, which may give up packets.
+        // An impossible count during a replay must be detected, too.
         nic.state.store(0, State(0).with_committed_count(250).raw());
         nic.outbox.settle().unwrap();
         let stuck = State(0)
@@ -741,7 +742,8 @@ mod tests {
         let nic = nic();
         nic.outbox.post(0, &[0; 3]).unwrap();
         nic.stick(1);
-        // A call that continued the repair to its end would give up the packet.
+        // The call must not continue the replay to its end, because it would then give up the
+        // packet.
         assert!(matches!(nic.drain(ms(10)), Err(Error::Timeout)));
         assert!(matches!(nic.post_wait(ms(10)), Err(Error::Timeout)));
         assert!(matches!(nic.outbox.post(0, &[0; 3]), Err(Error::Full)));

@@ -8,8 +8,8 @@ use crate::raw::{Mapping, PAGE};
 use std::sync::Arc;
 use wire::ids::BusAddr;
 
-/// Zeroed coherent memory with one bus address. It is freed when the device node is closed, after
-/// the mapping was removed.
+/// Zeroed coherent memory that is contiguous on the bus. The driver frees the memory when the
+/// device node is closed after the mapping was removed.
 pub struct ContiguousBuffer {
     map: Mapping,
     bus: BusAddr,
@@ -22,7 +22,7 @@ impl ContiguousBuffer {
         Self::with_backend(Arc::new(device.open("pmap")?), len)
     }
 
-    /// Like [`ContiguousBuffer::new`], with an open device node, which must not have a buffer yet.
+    /// Allocates `len` bytes through an open device node, which must not have a buffer yet.
     pub fn with_backend(backend: Arc<dyn Backend>, len: usize) -> Result<Self> {
         let too_long = Error::Range {
             offset: 0,
@@ -43,7 +43,7 @@ impl ContiguousBuffer {
         })
     }
 
-    /// Returns the address for the NIC.
+    /// Returns the bus address of the memory, which is passed to the NIC.
     pub fn bus(&self) -> BusAddr {
         self.bus
     }

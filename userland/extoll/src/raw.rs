@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Mapped memory, ioctls, and polling with held signals: all `unsafe` code of this crate.
+//! All `unsafe` code of this crate: mapped memory, ioctls, and polling with blocked signals.
 //!
-//! The NIC reads and writes mapped memory at any time. Therefore no Rust reference to it exists.
-//! All accesses use raw pointers after a bounds check.
+//! The NIC reads and writes mapped memory at any time. The crate therefore never creates a Rust
+//! reference to this memory. All accesses use raw pointers after a bounds check.
 
 use crate::error::{check_range, Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
@@ -15,7 +15,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
-/// Bytes per page, the unit of all offsets and lengths in the device interface.
+/// Size of a page in bytes. All offsets and lengths in the device interface are multiples of it.
 pub const PAGE: usize = 4096;
 
 /// Memory shared with the NIC: device registers, a queue, or a buffer.
@@ -23,7 +23,8 @@ pub const PAGE: usize = 4096;
 pub struct Mapping(MmapRaw);
 
 impl Mapping {
-    /// Maps `len` bytes of a device or file at byte offset `offset`, readable, writable and shared.
+    /// Maps `len` bytes of a device or file at byte offset `offset`. The mapping is readable,
+    /// writable and shared.
     pub fn of(file: &File, offset: u64, len: usize) -> io::Result<Self> {
         MmapOptions::new()
             .offset(offset)
@@ -40,8 +41,8 @@ impl Mapping {
             options.huge(Some(bits));
         }
         let map = Self(MmapRaw::from(options.map_anon()?));
-        // A child must not share pages that the NIC writes: after copy-on-write, one of the
-        // processes would not see its writes.
+        // A child process must not share pages that the NIC writes. After copy-on-write, one of the
+        // processes would no longer see the NIC's writes.
         map.0.advise(memmap2::Advice::DontFork)?;
         Ok(map)
     }
@@ -51,13 +52,13 @@ impl Mapping {
         self.0.len()
     }
 
-    /// True if the length is 0, which does not occur.
+    /// Returns false, because a mapping of length 0 does not exist.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the address of byte `offset`, for bindings and for the driver. Panics if the mapping
-    /// does not contain it.
+    /// Returns the address of byte `offset`, for language bindings and for the driver. Panics if
+    /// the mapping does not contain this byte.
     pub fn address(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len(), "offset outside the mapping");
         self.0.as_mut_ptr().wrapping_add(offset)
@@ -72,8 +73,8 @@ impl Mapping {
         self.0.as_mut_ptr().wrapping_add(offset).cast()
     }
 
-    /// Reads the quadword at `offset`. Data that the NIC wrote before it is visible afterwards.
-    /// Panics if the mapping does not contain an aligned quadword there.
+    /// Reads the quadword at `offset`. Data that the NIC wrote before this quadword is visible
+    /// afterwards. Panics unless the mapping contains an aligned quadword at `offset`.
     pub fn load(&self, offset: usize) -> u64 {
         // SAFETY: word() checked that the mapping contains the eight bytes and that they are
         // aligned; mappings begin at a page. No reference to them exists.
@@ -82,16 +83,17 @@ impl Mapping {
         value
     }
 
-    /// Writes the quadword at `offset` after all previous writes. Panics if the mapping does not
-    /// contain an aligned quadword there.
+    /// Writes the quadword at `offset` after all previous writes. Panics unless the mapping
+    /// contains an aligned quadword at `offset`.
     pub fn store(&self, offset: usize, value: u64) {
         fence(Ordering::Release);
-        // SAFETY: as in load(), and the mapping is writable.
+        // SAFETY: word() checked that the mapping contains the eight aligned bytes, and the mapping
+        // is writable.
         unsafe { self.word(offset).write_volatile(value) }
     }
 
-    /// Copies from the mapping. Fails if the range exceeds it. Bytes that the NIC writes at the
-    /// same time may be old or new.
+    /// Copies bytes from the mapping. Fails if the range exceeds the mapping. Bytes that the NIC
+    /// writes during the call may have their old or new values.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         check_range(offset, to.len() as u64, self.len() as u64)?;
         fence(Ordering::Acquire);
@@ -103,10 +105,11 @@ impl Mapping {
         Ok(())
     }
 
-    /// Copies into the mapping. Fails if the range exceeds it.
+    /// Copies bytes into the mapping. Fails if the range exceeds the mapping.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         check_range(offset, from.len() as u64, self.len() as u64)?;
-        // SAFETY: as in read(), with the roles exchanged, and the mapping is writable.
+        // SAFETY: the mapping contains the range and is writable. `from` is Rust memory, which is
+        // never part of a mapping, so that the two do not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(from.as_ptr(), self.address(offset as usize), from.len());
         }
@@ -115,7 +118,7 @@ impl Mapping {
     }
 }
 
-/// Flushes write-combined stores to the device. A store fence ends a packet (HW §8).
+/// Flushes write-combined stores to the device. A store fence marks the end of a packet (HW §8).
 pub fn flush() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: all x86-64 CPUs have SSE. The instruction only orders stores.
@@ -123,8 +126,8 @@ pub fn flush() {
         std::arch::x86_64::_mm_sfence();
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the instruction only orders stores. Fences of the language do not suffice, because
-    // they affect other CPUs only.
+    // SAFETY: the instruction only orders stores. Fences of the language are not sufficient,
+    // because they affect only other CPUs.
     unsafe {
         std::arch::asm!("dsb st", options(nostack, preserves_flags));
     }
@@ -132,8 +135,8 @@ pub fn flush() {
     fence(Ordering::SeqCst);
 }
 
-/// Orders stores to memory that the device reads before later stores to the device. x86-64 never
-/// reorders them.
+/// Orders stores to memory that the device reads before later stores to the device. x86-64 does not
+/// need an instruction for this, because it never reorders these stores.
 pub fn publish() {
     #[cfg(target_arch = "aarch64")]
     // SAFETY: the instruction only orders stores.
@@ -153,7 +156,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 /// Calls an ioctl that stores eight bytes, even if its number encodes another size (kernel-api
 /// §A2).
 pub fn ioctl_get(fd: BorrowedFd<'_>, number: u32) -> io::Result<u64> {
-    // Extra space for drivers that store more than they declare.
+    // The array has space for drivers that store more than they declare.
     let mut value = [0u64; 16];
     // SAFETY: the descriptor is open. The driver writes within the buffer, which is valid during
     // the call.
@@ -167,10 +170,10 @@ pub fn ioctl_get(fd: BorrowedFd<'_>, number: u32) -> io::Result<u64> {
     Ok(value[0])
 }
 
-/// Calls an ioctl that takes the value itself instead of a pointer. Returns its result.
+/// Calls an ioctl whose argument is the value itself instead of a pointer. Returns the result.
 pub fn ioctl_value(fd: BorrowedFd<'_>, number: u32, value: u64) -> io::Result<libc::c_int> {
-    // SAFETY: the descriptor is open. The ioctls that this crate uses here take a plain value. The
-    // kernel itself would check an argument that it uses as an address.
+    // SAFETY: the descriptor is open. The ioctls for which this crate calls the function take a
+    // plain value. The kernel would check an argument that it uses as an address.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), libc::c_ulong::from(number) as _, value) };
     check(answer).map(|()| answer)
 }
@@ -182,8 +185,8 @@ pub fn ioctl_words<const N: usize>(
     words: &mut [u64; N],
 ) -> io::Result<()> {
     let size = (number >> 16) & 0x3FFF;
-    // Numbers of the vendor may encode the size of a pointer. The structures of kernel-api §A4 have
-    // 80 bytes.
+    // The vendor's ioctl numbers may encode the size of a pointer. The structures of kernel-api §A4
+    // have 80 bytes.
     assert!(
         size as usize <= N * 8,
         "ioctl {number:#x} moves {size} bytes"
@@ -199,11 +202,12 @@ pub fn ioctl_words<const N: usize>(
     })
 }
 
-/// Makes the driver pin the pages of `bytes` bytes at `start` for the NIC.
+/// Lets the driver pin the pages of `bytes` bytes at `start` for the NIC.
 ///
 /// # Safety
-/// Until the memory is unregistered, peers that know its NLA may read and write its pages. It must
-/// stay allocated. Rust references must not be used for it or for other data in its pages.
+/// Until the memory is unregistered, peers that know its NLA may read and write its pages. The
+/// memory must stay allocated. Rust references to it or to other data in its pages must not be
+/// used.
 pub unsafe fn register(
     backend: &dyn crate::Backend,
     start: u64,
@@ -220,8 +224,8 @@ pub unsafe fn register(
     Ok(arg)
 }
 
-/// Signals that the CPU raises for an instruction of the thread. While they are blocked, they end
-/// the process without a call of the handler.
+/// Signals that the CPU raises for an instruction of the thread. They must not be blocked, because
+/// a blocked signal ends the process without a call of its handler.
 const NEVER_HELD: [libc::c_int; 6] = [
     libc::SIGBUS,
     libc::SIGFPE,
@@ -231,16 +235,16 @@ const NEVER_HELD: [libc::c_int; 6] = [
     libc::SIGTRAP,
 ];
 
-/// Blocks signals of this thread until it is dropped, except during [`BlockedSignals::poll`]. A
-/// signal that arrives between two calls of `poll` therefore ends the second one.
+/// Blocks the signals of this thread, except during [`BlockedSignals::poll`], until the value is
+/// dropped. A signal that arrives between two calls of `poll` therefore ends the second call.
 pub(crate) struct BlockedSignals {
     before: libc::sigset_t,
-    // Makes the type `!Send`, because the mask belongs to the thread.
+    // This field makes the type `!Send`, because the signal mask belongs to the thread.
     _thread: PhantomData<*mut ()>,
 }
 
 impl BlockedSignals {
-    /// Blocks the signals of the calling thread.
+    /// Blocks the signals of the calling thread until the value is dropped.
     pub fn new() -> Self {
         // SAFETY: a signal set consists of integers, for which zero is valid.
         let (mut held, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { zeroed() };
@@ -259,7 +263,7 @@ impl BlockedSignals {
     }
 
     /// Calls ppoll(2) with the thread's previous signal mask. Returns the events of each
-    /// descriptor. `EINTR` means that a handler ran.
+    /// descriptor. Fails with `EINTR` if a signal handler ran.
     pub fn poll<const N: usize>(
         &self,
         fds: [(BorrowedFd<'_>, libc::c_short); N],
@@ -275,10 +279,10 @@ impl BlockedSignals {
             tv_nsec: time.subsec_nanos().into(),
         };
         let before: *const libc::sigset_t = &self.before;
-        // The C library's ppoll() is a cancellation point, and Rust code must not be cancelled.
-        // Hence the system call.
-        // SAFETY: the list and the time are valid during the call, which writes only to them. The
-        // call reads the first eight bytes of the mask, and glibc's type is longer.
+        // This uses the system call instead of the C library's ppoll(), because that function is a
+        // cancellation point and Rust code must not be cancelled. SAFETY: the list and the time are
+        // valid during the call, which writes only to them. The call reads the first eight bytes of
+        // the mask, and glibc's type is longer.
         let ready = unsafe {
             libc::syscall(
                 libc::SYS_ppoll,
@@ -305,7 +309,7 @@ impl Drop for BlockedSignals {
 
 #[cfg(test)]
 pub(crate) mod signals {
-    //! A signal with a handler, for tests of waits.
+    //! Signal with a handler for tests of waiting calls.
 
     use std::cell::Cell;
     use std::os::unix::thread::JoinHandleExt;
@@ -325,14 +329,14 @@ pub(crate) mod signals {
         unsafe { libc::signal(libc::SIGUSR1, handler) };
     }
 
-    /// Sends the signal to the calling thread.
+    /// Sends the test signal to the calling thread.
     pub fn raise() {
         handle();
         // SAFETY: the calling thread exists.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR1) };
     }
 
-    /// Sends the signal to another thread.
+    /// Sends the test signal to another thread.
     pub fn send<T>(thread: &JoinHandle<T>) {
         handle();
         // SAFETY: the thread was not joined, because its handle exists.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Access to registers of all nodes (`extoll_rf_access`), for privileged programs.
+//! Access to registers of all nodes (`extoll_rf_access`) for privileged programs.
 
 use crate::backend::{get, rf as nr, Device};
 use crate::error::{Error, Result};
@@ -9,18 +9,18 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use wire::ids::{NodeId, RegOffset};
 
-/// Path of register accesses.
+/// Path on which the driver accesses registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessMethod {
-    /// By RMA, to any node.
+    /// By RMA commands, which reach any node.
     Rma,
     /// Through the SMFU window.
     Smfu,
-    /// To the local NIC. The given node is ignored.
+    /// To the local NIC. The driver ignores the given node.
     Local,
 }
 
-/// Register access on all nodes. `Send` and `Sync`; accesses are serialized.
+/// Access to registers of all nodes. The type is `Send` and `Sync`. Accesses are serialized.
 pub struct RegisterFile {
     file: Mutex<File>,
 }
@@ -35,7 +35,7 @@ fn method_of(value: u64) -> Result<AccessMethod> {
 }
 
 impl RegisterFile {
-    /// Opens the device.
+    /// Opens the device node of a NIC.
     pub fn open(device: &Device) -> Result<Self> {
         Ok(Self {
             file: Mutex::new(device.open("extoll_rf_access")?),
@@ -75,7 +75,7 @@ impl RegisterFile {
         self.at(node, register, |file| file.write_all(&value.to_le_bytes()))
     }
 
-    /// Returns the methods of reads and writes.
+    /// Returns the paths of reads and writes.
     pub fn methods(&self) -> Result<(AccessMethod, AccessMethod)> {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         Ok((
@@ -84,25 +84,25 @@ impl RegisterFile {
         ))
     }
 
-    /// Sets the methods of reads and writes.
+    /// Sets the paths of reads and writes.
     pub fn set_methods(&self, read: AccessMethod, write: AccessMethod) -> Result<()> {
         self.set(nr::SET_READ_METHOD, read as u64, "read method")?;
         self.set(nr::SET_WRITE_METHOD, write as u64, "write method")
     }
 
-    /// Returns the time-out of accesses by RMA.
+    /// Returns the timeout of accesses by RMA.
     pub fn timeout(&self) -> Result<Duration> {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         get(&*file, nr::GET_TIMEOUT, "time-out").map(Duration::from_micros)
     }
 
-    /// Sets [`RegisterFile::timeout`], with a minimum of one microsecond.
+    /// Sets the timeout of accesses by RMA to `time`, at least one microsecond.
     pub fn set_timeout(&self, time: Duration) -> Result<()> {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
         self.set(nr::SET_TIMEOUT, us, "time-out")
     }
 
-    /// Sets a value. The SET calls of this device take a pointer (kernel-api §A2).
+    /// Sets a value in the driver. The SET ioctls of this device take a pointer (kernel-api §A2).
     fn set(&self, number: u32, value: u64, what: &str) -> Result<()> {
         use std::os::fd::AsFd;
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Receiving: the queue of a port (HW §7). VELO mailboxes and RMA notification queues use the same
-//! code.
+//! Receiving: queue of a port (HW §7). VELO mailboxes and RMA notification queues use this code.
 
 use crate::error::{Error, Result};
 use crate::raw::{Mapping, PAGE};
@@ -12,36 +11,36 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::bq::Rp;
 
-/// Maximum number of slots that are freed before the read pointer is written.
+/// Maximum number of slots that are freed before the new read pointer is written.
 const LAZY: u32 = 256;
-/// Time after which an interrupt is requested again, because it may have been lost or consumed by
-/// another descriptor of the port.
+/// Time after which an interrupt is requested again. The interrupt may have been lost, or another
+/// descriptor of the port may have consumed it.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Interval between checks of a slot that stays empty. The driver's own ports use the same
 /// interval.
 pub(crate) const HOLE: Duration = Duration::from_millis(100);
 
-/// First slot without content, and the time of its last check.
+/// First slot without content, with the time of its last check.
 struct Gap {
     slot: Option<u32>,
     since: Instant,
-    /// Slots by which the NIC's write pointer was ahead of the slot at that time.
+    /// Number of slots by which the NIC's write pointer was ahead of the slot at that time.
     ahead: u32,
 }
 
-/// Ring of slots. The last quadword of a slot is a status word, 0 for a free slot. Page 0 of the
-/// mapping is the read pointer register.
+/// Ring of slots. The last quadword of a slot is a status word, which is 0 in a free slot. Page 0
+/// of the mapping is the register of the read pointer.
 pub(crate) struct Ring {
     map: Mapping,
     slot: usize,
     slots: u32,
     rp: u32,
     uncommitted: u32,
-    /// Number of slots freed since the last request for an interrupt. The driver may have stored
-    /// the read pointer when it handled that request.
+    /// Number of slots freed since the last request for an interrupt. The driver may have written
+    /// the read pointer to the NIC in that request.
     since_arm: u32,
     link: Arc<Link>,
-    /// Last request for an interrupt: slot, time, result.
+    /// Last request for an interrupt: slot, time and result.
     armed: Option<(u32, Instant, Armed)>,
     /// Slots after `rp` that were freed out of order.
     freed: BTreeSet<u32>,
@@ -51,7 +50,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Creates the ring for a mapping of one page and `bytes` bytes of slots of `slot` bytes each.
+    /// Creates the ring for a mapping. It consists of one page, and of `bytes` bytes with slots of
+    /// `slot` bytes each.
     pub fn new(map: Mapping, slot: usize, bytes: usize, link: Arc<Link>) -> Result<Self> {
         let slots = u32::try_from(bytes / slot).unwrap_or(0);
         if slots < 4 || map.len() < PAGE + bytes {
@@ -78,7 +78,7 @@ impl Ring {
         self.slots
     }
 
-    /// Fails if the NIC is known to be removed. All slots look empty in that case.
+    /// Fails if the NIC is known to be removed, because all slots then look empty.
     pub fn check(&self) -> Result<()> {
         self.link.check()
     }
@@ -93,17 +93,18 @@ impl Ring {
         PAGE + slot as usize * self.slot
     }
 
-    /// Returns the slot `ahead` slots after the next slot to read.
+    /// Returns the index of the slot that is `ahead` slots after the next slot to read.
     pub fn slot(&self, ahead: u32) -> u32 {
         self.behind(self.rp, ahead)
     }
 
-    /// Returns the slot `n` slots after `slot`.
+    /// Returns the index of the slot that is `n` slots after `slot`.
     fn behind(&self, slot: u32, n: u32) -> u32 {
         ((u64::from(slot) + u64::from(n)) % u64::from(self.slots)) as u32
     }
 
-    /// Returns the status word of a slot. Data that the NIC wrote before it is visible afterwards.
+    /// Returns the status word of a slot. Data that the NIC wrote before the status word is visible
+    /// afterwards.
     pub fn status(&self, slot: u32) -> u64 {
         if self.link.is_gone() {
             return 0;
@@ -116,12 +117,12 @@ impl Ring {
         self.map.load(self.offset(slot) + at)
     }
 
-    /// Copies bytes of a slot, from byte offset `at`.
+    /// Copies bytes of a slot, from byte offset `at` on.
     pub fn read(&self, slot: u32, at: usize, to: &mut [u8]) -> Result<()> {
         self.map.read((self.offset(slot) + at) as u64, to)
     }
 
-    /// Returns the address of a slot, for bindings that return pointers into the queue.
+    /// Returns the address of a slot, for language bindings that return pointers into the queue.
     pub fn address(&self, slot: u32) -> *mut u8 {
         self.map.address(self.offset(slot))
     }
@@ -141,7 +142,7 @@ impl Ring {
             .filter(|slot| !self.freed.contains(slot))
     }
 
-    /// Returns the first empty slot.
+    /// Returns the number of slots between the next slot to read and the first empty slot.
     pub fn first_empty(&self) -> Option<u32> {
         (0..self.slots)
             .map(|ahead| self.slot(ahead))
@@ -155,13 +156,13 @@ impl Ring {
             .count() as u32
     }
 
-    /// Finds slots whose content should have arrived: a first slot and the number of slots. DMA
-    /// writes are posted, and a lost write leaves its slot empty.
+    /// Finds slots whose content should have arrived. Returns the first of these slots and their
+    /// number. DMA writes are posted, so that a lost write leaves its slot empty.
     ///
-    /// A slot counts if the NIC's write pointer, which `wp` reads, was ahead of it in two checks at
-    /// an interval of [`HOLE`], without a freed slot in between. `first` returns the first slot
-    /// without content. Call this function while nothing is found in the queue. It accesses no
-    /// memory before the first check is due.
+    /// A slot is lost if the NIC's write pointer was ahead of it in two checks at an interval of
+    /// [`HOLE`], and no slot was freed between the checks. `wp` reads the write pointer, and
+    /// `first` returns the first slot without content. The caller calls this function while it
+    /// finds nothing in the queue. The function accesses no memory before the first check is due.
     pub fn lost_slots(
         &mut self,
         first: impl FnOnce(&Self) -> Option<u32>,
@@ -179,11 +180,11 @@ impl Ring {
         }
         gap.since = now;
         let before = (gap.slot, gap.ahead);
-        // Read the write pointer first, because that fails if the NIC was removed.
+        // The write pointer is read first, because this read fails if the NIC was removed.
         let wp = match wp() {
             Ok(wp) => wp,
             Err(e) if e.raw_os_error() == Some(libc::ENODEV) => return Err(self.link.lost()),
-            // Drivers that do not provide the write pointer cannot detect lost writes.
+            // Lost writes cannot be detected with drivers that do not provide the write pointer.
             Err(_) => return Ok(None),
         };
         let slot = first(self);
@@ -209,13 +210,13 @@ impl Ring {
         }
     }
 
-    /// True if a check found the NIC's write pointer ahead of an empty slot. Another check must
-    /// follow.
+    /// Returns whether the NIC's write pointer was ahead of an empty slot in the last check.
+    /// Another check must follow.
     pub fn is_suspect(&self) -> bool {
         self.gap.as_ref().is_some_and(|gap| gap.ahead != 0)
     }
 
-    /// Skips `n` empty slots from `slot` on.
+    /// Skips `n` empty slots, starting at `slot`.
     pub fn skip(&mut self, slot: u32, n: u32) {
         self.skipped += u64::from(n);
         for i in 0..n {
@@ -236,7 +237,7 @@ impl Ring {
         if self.link.is_gone() {
             return;
         }
-        // Other threads sleep until an entry arrives in a slot that this call frees.
+        // Wakes other threads that wait for an entry in a slot that this call frees.
         if self.armed.take().is_some() {
             self.link.wake();
         }
@@ -246,14 +247,14 @@ impl Ring {
             self.uncommitted += 1;
             self.since_arm = self.since_arm.saturating_add(1);
         }
-        // The driver keeps one slot unused, this function two. With fewer freed slots, the new
-        // pointer would be equal to or before the driver's.
+        // The driver keeps one slot unused, and this function two. With fewer freed slots, the new
+        // pointer could be equal to the driver's or before it.
         if self.uncommitted >= LAZY.min(self.slots / 4).max(2) && self.since_arm >= 2 {
             self.commit(false);
         }
     }
 
-    /// Frees any slot; returns false if it has no content.
+    /// Frees a slot out of order. Returns false if the slot has no content.
     pub fn free(&mut self, slot: u32) -> bool {
         if slot >= self.slots || self.status(slot) == 0 {
             return false;
@@ -267,8 +268,8 @@ impl Ring {
         true
     }
 
-    /// Frees the slots that were read and requests an interrupt with the next entry that has the
-    /// interrupt flag. Unless `necessary`, a recent request for the same slot is not repeated.
+    /// Frees the slots that were read, and requests an interrupt with the next entry that has the
+    /// interrupt flag. A recent request for the same slot is only repeated if `necessary` is true.
     pub fn arm(&mut self, backend: &dyn Backend, necessary: bool) -> Result<Armed> {
         self.link.check()?;
         if let (false, Some((rp, since, armed))) = (necessary, self.armed) {
@@ -282,14 +283,14 @@ impl Ring {
         let asked = backend.arm(self.rp);
         self.since_arm = 0;
         let armed = match asked {
-            // An entry arrived, and the driver may have stored the pointer or not.
+            // An entry has arrived. The driver may or may not have written the read pointer.
             Ok(true) => Armed::Look,
             Ok(false) => {
                 self.uncommitted = 0;
                 self.commits += 1;
                 Armed::Empty
             }
-            // Drivers without this call accept the request through the read pointer register.
+            // With drivers that lack this ioctl, the read pointer register takes the request.
             Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => {
                 self.commit(true);
                 Armed::Look
@@ -305,14 +306,14 @@ impl Ring {
         Ok(armed)
     }
 
-    /// Writes the read pointer. `rearm` also requests an interrupt with the next entry that has the
-    /// interrupt flag.
+    /// Writes the read pointer to the NIC. `rearm` also requests an interrupt with the next entry
+    /// that has the interrupt flag.
     ///
-    /// A store of an unchanged pointer may clear the state in which the NIC found the queue full
-    /// (G10). The NIC then overwrites the entries in the queue. Therefore a store that only frees
-    /// slots keeps one slot back for the store that requests an interrupt, which then always
-    /// changes the pointer. One more slot stays unused, so that equal pointers mean an empty queue,
-    /// not a full one.
+    /// The NIC may keep a flag for a full queue, and a store of an unchanged pointer may clear it
+    /// (G10). The NIC would then overwrite entries in the queue. A store that only frees slots
+    /// therefore keeps one slot back. The store that requests an interrupt frees this slot, so that
+    /// it always changes the pointer. One more slot stays unused. Equal pointers therefore always
+    /// mean an empty queue.
     fn commit(&mut self, rearm: bool) {
         let lrp = match rearm {
             true => self.slot(self.slots - 1),
@@ -355,8 +356,8 @@ mod tests {
         }
     }
 
-    /// Protects from NICs that represent a full queue as a flag which stores clear (G10). With an
-    /// unchanged pointer they would overwrite entries.
+    /// Tests the rule for NICs whose flag for a full queue is cleared by a store (G10). After a
+    /// store of an unchanged pointer, such a NIC would overwrite entries.
     #[test]
     fn arming_moves_the_pointer_that_the_nic_has() {
         for slots in [4u32, 8, 256] {
@@ -385,7 +386,7 @@ mod tests {
         }
     }
 
-    /// A driver whose `arm` stores the pointer, or finds an entry before or after that.
+    /// Fake driver whose `arm` writes the pointer and finds an entry before or after that.
     struct Driver {
         stores: bool,
         finds: bool,
@@ -422,8 +423,8 @@ mod tests {
         }
     }
 
-    /// The pointer increases with each store, and slots are freed, in all cases of the driver's
-    /// `arm` and for all intervals between its calls.
+    /// The pointer must increase with each store, and slots must be freed. This must hold for all
+    /// results of the driver's `arm` and for all intervals between its calls.
     #[test]
     fn what_the_driver_may_have_stored_is_not_stored_again() {
         for (stores, finds, every) in [
@@ -458,7 +459,7 @@ mod tests {
                 }
                 if i % every == 0 {
                     if finds && !stores {
-                        // The fake driver reports an entry, so the ring must have one.
+                        // The fake driver reports an entry, so the ring must contain an entry.
                         fill(&r, i % 64, 1);
                     }
                     r.arm(&driver, true).unwrap();
@@ -519,11 +520,11 @@ mod tests {
         assert_eq!(r.map.load(r.offset(0)), 1);
     }
 
-    /// Checks until a hole is found. Returns its length, and the number of reads of the write
-    /// pointer.
+    /// Checks until a lost slot is found. Returns the number of lost slots, and the number of reads
+    /// of the write pointer.
     fn looks(r: &mut Ring, slot: u32, wp: u64) -> (u32, u32) {
         let mut looks = 0;
-        // Four times the required number. The limit is a number of pauses, not a time, because a
+        // The limit is four times the required number of pauses. It is not a time, because a
         // machine may stall.
         for _ in 0..80 {
             let wp = || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A signal ends every call that waits. Each test protects this promise for some of the calls.
+//! Tests that a signal ends every call that waits. Each test covers some of these calls.
 
 use crate::fake::Fake;
 use crate::raw::signals;
@@ -52,7 +52,7 @@ fn peer() -> Peer {
     Peer::new(NodeId(1), Vpid::from(9))
 }
 
-/// All modes of waiting, without a deadline.
+/// Returns all modes of waiting without a deadline.
 fn manners() -> [Wait; 3] {
     let wait = Wait::forever();
     [wait, wait.sleeping(), wait.polling()]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! SMFU: loads and stores to the memory of other nodes (HW §12).
+//! Loads and stores to the memory of other nodes through the SMFU (HW §12).
 
 use crate::backend::{get, smfu as nr, Backend, Device};
 use crate::error::{check_range, Error, Result};
@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use wire::ids::NodeId;
 
-/// The open SMFU of a NIC.
+/// SMFU of a NIC, opened by this process.
 pub struct Smfu {
     backend: Arc<dyn Backend>,
     node: NodeId,
@@ -32,17 +32,17 @@ impl Smfu {
         })
     }
 
-    /// Returns the number of this node.
+    /// Returns the ID of this node.
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// Returns the bytes of local memory that other nodes can access.
+    /// Returns the size in bytes of the local memory that other nodes can access.
     pub fn exported(&self) -> u64 {
         self.exported
     }
 
-    /// Maps the first `len` bytes of the window to other nodes' memory. The window may be
+    /// Maps the first `len` bytes of the window to the memory of other nodes. The window may be
     /// write-combining, see [`Window::flush`].
     pub fn window(&self, len: usize) -> Result<Window> {
         self.map(0, len, "the window").map_err(|e| match e {
@@ -68,21 +68,22 @@ impl Smfu {
     }
 }
 
-/// Half of a 48-bit address space: more bytes than a process can map.
+/// Half of a 48-bit address space in bytes, which exceeds the memory that a process can map.
 const ADDRESS_SPACE: usize = 1 << 47;
 
-/// True if a mapping failed because of its length. Only the driver knows the length of the window.
+/// Returns whether a mapping failed because of its length. Only the driver knows the length of the
+/// window.
 fn is_too_long(reason: &io::Error, len: usize) -> bool {
     match reason.raw_os_error() {
         Some(libc::EFAULT | libc::EOVERFLOW) => true,
-        // The kernel reports these errors before it calls the driver.
+        // The kernel returns these errors before it calls the driver.
         Some(libc::ENOMEM) | None => len >= ADDRESS_SPACE,
         _ => false,
     }
 }
 
-/// Memory that is accessed through the SMFU. `Send` and `Sync`. Reads from a node that does not
-/// answer return all ones.
+/// Memory that is accessed through the SMFU. The type is `Send` and `Sync`. Reads from a node that
+/// does not answer return all ones.
 pub struct Window {
     map: Mapping,
     _backend: Arc<dyn Backend>,
@@ -94,7 +95,7 @@ impl Window {
         self.map.len()
     }
 
-    /// True if the length is 0, which does not occur.
+    /// Returns false, because a window of length 0 does not exist.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
@@ -121,23 +122,25 @@ impl Window {
         Ok(self.map.load(self.quadword(offset)?))
     }
 
-    /// Writes an aligned quadword with one store. The CPU may hold it until [`Window::flush`].
+    /// Writes an aligned quadword with one store. The CPU may delay the store until
+    /// [`Window::flush`].
     pub fn store(&self, offset: u64, value: u64) -> Result<()> {
         self.map.store(self.quadword(offset)?, value);
         Ok(())
     }
 
-    /// Copies from the window to `to`.
+    /// Copies `to.len()` bytes of the window, from byte `offset` on, to `to`.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         self.map.read(offset, to)
     }
 
-    /// Copies from `from` into the window; see [`Window::store`].
+    /// Copies `from` to byte `offset` of the window. The CPU may delay the stores, see
+    /// [`Window::store`].
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         self.map.write(offset, from)
     }
 
-    /// Sends stores that the CPU still holds in its write-combining buffers.
+    /// Sends the stores that are still in the CPU's write-combining buffers.
     pub fn flush(&self) {
         flush();
     }
@@ -153,7 +156,7 @@ mod tests {
         assert!(refused(libc::EFAULT, 4096));
         assert!(refused(libc::ENOMEM, usize::MAX / 2) && !refused(libc::ENOMEM, 4096));
         assert!(!refused(libc::EPERM, usize::MAX));
-        // This length fails before the system call.
+        // A mapping of this length must fail before the system call.
         let file = tempfile::tempfile().unwrap();
         let e = Mapping::of(&file, 0, usize::MAX).unwrap_err();
         assert!(is_too_long(&e, usize::MAX), "{e}");

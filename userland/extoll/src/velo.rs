@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! VELO: messages of 1 to 120 bytes between ports (HW §9).
+//! VELO messages of 1 to 120 bytes between ports (HW §9).
 
 use crate::backend::{get, set, velo as nr, Backend, Device};
 use crate::error::{Error, Result};
@@ -16,30 +16,30 @@ use wire::route::MCAST_GROUPS;
 use wire::velo::{Descriptor, SlotSize, Status};
 pub use wire::velo::{Mtt, SourceId, Target, MAX_LEN};
 
-/// Bytes of the mailbox of a port: 2,048 messages in slots of 128 bytes.
+/// Size of a port's mailbox in bytes: 2,048 messages in slots of 128 bytes.
 pub const MAILBOX: usize = 256 << 10;
-/// Bytes of a segment of the mailbox, which is physically contiguous.
+/// Size of a physically contiguous segment of the mailbox in bytes.
 const SEGMENT: usize = 64 << 10;
-/// Offset of the mailbox in the device file.
+/// Byte offset of the mailbox in the device file.
 const MAILBOX_AT: u64 = 2 * PAGE as u64;
 
 /// Destination of a message, and its properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct To {
-    /// A node, or a multicast group.
+    /// Node or multicast group.
     pub target: Target,
-    /// Port on the node.
+    /// VPID of the receiving port.
     pub vpid: Vpid,
     /// User tag.
     pub tag: u8,
     /// Message type tag, 0 to 3.
     pub mtt: Mtt,
-    /// True to wake a receiver that sleeps.
+    /// True if the message wakes a receiver that sleeps.
     pub interrupt: bool,
 }
 
 impl To {
-    /// Addresses a port of a node. The tags are 0, and the message wakes the receiver.
+    /// Addresses the port `vpid` of a node. Both tags are 0, and the message wakes the receiver.
     pub fn new(node: NodeId, vpid: Vpid) -> Self {
         Self {
             target: Target::Node(node),
@@ -61,7 +61,7 @@ impl To {
         Self { tag, ..self }
     }
 
-    /// Does not wake the receiver; for receivers that poll.
+    /// Makes the message wake no receiver. The receiver must poll.
     #[must_use]
     pub fn quiet(self) -> Self {
         Self {
@@ -71,10 +71,10 @@ impl To {
     }
 }
 
-/// A received message.
+/// Message that a port has received.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
-    /// Sender, as written by its NIC.
+    /// Sender of the message, which the sender's NIC has stamped.
     pub source: SourceId,
     /// User tag.
     pub tag: u8,
@@ -85,7 +85,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// Returns the data, 1 to 120 bytes.
+    /// Returns the 1 to 120 bytes of the message.
     pub fn data(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -98,9 +98,11 @@ struct Inbox {
     sleeps: u64,
 }
 
-/// An open VELO port. `Send` and `Sync`; it has one lock for sending and one for receiving.
+/// Open VELO port. The type is `Send` and `Sync`. It has one lock for sending and one for
+/// receiving.
 pub struct Port {
-    // Fields are dropped in this order: the mappings before the descriptor that closes the port.
+    // Fields are dropped in this order. The mappings must be dropped before the descriptor, which
+    // closes the port.
     sender: Outbox<16>,
     inbox: Mutex<Inbox>,
     backend: Arc<dyn Backend>,
@@ -110,12 +112,12 @@ pub struct Port {
 }
 
 impl Port {
-    /// Opens a free port of a NIC.
+    /// Opens an unused port of a NIC.
     pub fn open(device: &Device) -> Result<Self> {
         Self::with_backend(Arc::new(device.open("velo2")?))
     }
 
-    /// Creates the port for an open device node.
+    /// Creates a port for an open device node.
     pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self> {
         let b = &*backend;
         let node = NodeId(get(b, nr::GET_NODEID, "node ID")? as u16);
@@ -169,17 +171,17 @@ impl Port {
         })
     }
 
-    /// Returns the number of this node.
+    /// Returns the ID of this node.
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// Returns the number of this port on the node.
+    /// Returns the VPID of this port.
     pub fn vpid(&self) -> Vpid {
         self.vpid
     }
 
-    /// Returns the source that receivers see.
+    /// Returns the source ID that receivers of this port's messages see.
     pub fn id(&self) -> SourceId {
         SourceId {
             node: self.node,
@@ -187,14 +189,14 @@ impl Port {
         }
     }
 
-    /// Returns the protection descriptor. Only ports with the same descriptor reach each other
+    /// Returns the protection descriptor. Only ports with the same descriptor can exchange messages
     /// (docs/security.md).
     pub fn protection(&self) -> Result<u16> {
         let descriptor = get(&*self.backend, nr::GET_RX_PROTDESC, "protection descriptor")?;
         Ok(descriptor as u16)
     }
 
-    /// Returns counters since the port was opened.
+    /// Returns counters, which started at 0 when the port was opened.
     pub fn counters(&self) -> Counters {
         let sent = self.sender.counters();
         let inbox = self.lock_inbox();
@@ -212,33 +214,33 @@ impl Port {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a message of 1 to 120 bytes. Fails with [`Error::Full`] if there is no room.
+    /// Sends a message of 1 to 120 bytes. Fails with [`Error::Full`] if no credit is available.
     pub fn try_send(&self, to: &To, data: &[u8]) -> Result<()> {
         let (words, n) = pack(to, data)?;
         self.sender.post(0, &words[..n])
     }
 
-    /// Like [`Port::try_send`], but waits for room.
+    /// Waits for a credit, then sends a message of 1 to 120 bytes.
     pub fn send(&self, to: &To, data: &[u8], wait: Wait) -> Result<()> {
         let (words, n) = pack(to, data)?;
         self.sender
             .post_wait(self.backend.fd(), 0, &words[..n], wait)
     }
 
-    /// Checks for dropped packets and repeats them, and checks for messages that were lost on their
-    /// way into the mailbox. Calls that wait and [`Port::arm`] do this too. Programs that use
-    /// neither must call it.
+    /// Repeats packets that the NIC dropped, and skips messages whose write to the mailbox was
+    /// lost. Calls that wait and [`Port::arm`] do this, too. Programs that use neither must call
+    /// this function.
     pub fn settle(&self) -> Result<()> {
         self.sender.settle()?;
         self.lock_inbox().skip_lost(&*self.backend)
     }
 
-    /// Waits until the NIC accepted all messages. It does not wait for their arrival.
+    /// Waits until the NIC has accepted all messages. They may arrive later.
     pub fn drain(&self, wait: Wait) -> Result<()> {
         self.sender.drain(self.backend.fd(), wait)
     }
 
-    /// Returns the next message if there is one.
+    /// Returns the next message; `None` if the mailbox is empty.
     pub fn try_recv(&self) -> Result<Option<Message>> {
         self.lock_inbox().take()
     }
@@ -250,8 +252,9 @@ impl Port {
             self.backend.fd(),
             || self.try_recv(),
             || {
-                // Repair dropped packets, because a reply to them would never come. Skip this if
-                // another thread sends, which repairs too.
+                // Repeats dropped packets, because their replies would otherwise never arrive. A
+                // thread that sends also repeats them, so that this call does not wait for its
+                // lock.
                 self.sender.try_settle()?;
                 self.lock_inbox().skip_lost(&*self.backend)
             },
@@ -264,19 +267,21 @@ impl Port {
         )
     }
 
-    /// For event loops: requests an interrupt with the next message that has the interrupt flag,
-    /// and repeats dropped packets. Afterwards try to receive, then wait until the descriptor is
-    /// readable, up to the returned time; `None` means no limit.
+    /// Prepares a wait in an event loop. Requests an interrupt with the next message that has the
+    /// interrupt flag, and repeats dropped packets. Afterwards, the program tries to receive and
+    /// then waits until the descriptor is readable. It must not wait longer than the returned time;
+    /// `None` means no limit.
     ///
     /// The time is limited while packets are unconfirmed, because the descriptor does not become
-    /// readable when the NIC drops one.
+    /// readable when the NIC drops a packet.
     pub fn arm(&self) -> Result<Option<Duration>> {
         self.lock_inbox().ring.arm(&*self.backend, true)?;
         self.settle()?;
         Ok(self.poll_timeout())
     }
 
-    /// Returns the longest time to wait for the descriptor, by the last check; see [`Port::arm`].
+    /// Returns the maximum time to wait for the descriptor, as of the last check; see
+    /// [`Port::arm`].
     pub fn poll_timeout(&self) -> Option<Duration> {
         if self.sender.is_unconfirmed() {
             Some(SETTLE)
@@ -329,7 +334,7 @@ fn pack(to: &To, data: &[u8]) -> Result<([u64; 16], usize)> {
 }
 
 impl Inbox {
-    /// Skips messages that were lost on their way into the mailbox.
+    /// Skips messages whose write to the mailbox was lost.
     fn skip_lost(&mut self, backend: &dyn Backend) -> Result<()> {
         let wp = || backend.get(nr::GET_WP);
         let Some((first, overdue)) = self.ring.lost_slots(|ring| Some(ring.slot(0)), wp)? else {
@@ -341,9 +346,9 @@ impl Inbox {
         let slots = match self.slots_from(first) {
             0 => {
                 let empty = self.ring.run_of_empty(first, overdue);
-                // Slots of 64 bytes after the gap may be the end of a long message, and no slot
-                // tells its position in the message. The NIC's pointer is at the start of a
-                // message.
+                // Slots of 64 bytes after the gap may be the end of a long message. A slot does not
+                // contain its position in the message. The NIC's write pointer, however, is always
+                // at the start of a message.
                 match self.slots_from(self.ring.slot(empty)) {
                     0 | 1 => empty,
                     _ => overdue,
@@ -356,8 +361,8 @@ impl Inbox {
         Err(Error::Skipped(slots))
     }
 
-    /// Returns the number of slots of the message that begins in a slot: 0 for an empty slot, 1 for
-    /// an invalid status.
+    /// Returns the number of slots of the message that begins in a slot. Returns 0 for an empty
+    /// slot and 1 for an invalid status word.
     fn slots_from(&self, first: u32) -> u32 {
         match Status::decode(self.ring.status(first)) {
             Ok(None) => 0,
@@ -366,7 +371,7 @@ impl Inbox {
         }
     }
 
-    /// True if the message in the next slot has arrived with all of its slots.
+    /// Returns whether all slots of the message in the next slot have arrived.
     fn is_there(&self, first: u32) -> bool {
         let slots = self.slots_from(first);
         slots > 0 && (1..slots).all(|i| self.ring.status(self.ring.slot(i)) != 0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Waiting: deadlines, and the choice between polling and sleeping.
+//! Waiting with a deadline, by polling and by sleeping.
 
 use crate::error::{Error, Result};
 use crate::raw::BlockedSignals;
@@ -9,36 +9,37 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest sleep while no interrupt is promised, and first sleep while one is.
+/// Maximum sleep without an expected interrupt, and first sleep with an expected interrupt.
 pub(crate) const SLICE: Duration = Duration::from_millis(1);
-/// Lost-interrupt guard: longest sleep while an interrupt is promised. A sleep takes as long as the
+/// Lost-interrupt guard: maximum sleep with an expected interrupt. A sleep takes as long as the
 /// call has already waited, up to this time, because a sender may omit the interrupt flag.
 pub(crate) const GUARD: Duration = Duration::from_secs(1);
 /// Default time of polling before the first sleep.
 const SPIN: Duration = Duration::from_micros(50);
-/// Interval between register reads while nothing arrives. The driver's own ports check for dropped
+/// Interval between register reads while no entry arrives. The driver's own ports check for dropped
 /// packets at the same interval.
 pub(crate) const SETTLE: Duration = Duration::from_millis(4);
-/// First pause when the descriptor is readable because of an event for another call. It doubles up
-/// to [`SLICE`].
+/// First pause after the descriptor was readable because of an event for another call. The pause
+/// doubles up to [`SLICE`].
 const IN_VAIN: Duration = Duration::from_micros(25);
 
 thread_local! {
-    /// Event descriptor that wakes this thread from a long sleep. `None` if no descriptor is free;
-    /// long sleeps are then split.
+    /// Event descriptor that wakes this thread from a long sleep. `None` if no descriptor is free.
+    /// Long sleeps are then divided into short ones.
     static WAKER: Option<Arc<OwnedFd>> =
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok().map(Arc::new);
 }
 
-/// State of a port's device file. After the NIC was removed, the port does not access its mappings,
-/// because they are revoked and an access would end the process with SIGBUS.
+/// State of a port's device file. The removal of a NIC revokes the mappings, and an access to them
+/// would kill the process by SIGBUS. After the removal, the port therefore does not access its
+/// mappings.
 #[derive(Default)]
 pub(crate) struct Link {
     gone: AtomicBool,
     woken: AtomicU64,
     /// Number of calls of [`Link::wake`].
     changes: AtomicU64,
-    /// Number of threads in a long sleep; `wakers` has their event descriptors.
+    /// Number of threads in a long sleep. `wakers` contains their event descriptors.
     asleep: AtomicUsize,
     wakers: Mutex<Vec<Arc<OwnedFd>>>,
 }
@@ -49,11 +50,11 @@ enum Woken {
     Time,
     /// The descriptor is readable.
     Device,
-    /// Another thread of the port changed something.
+    /// Another thread of the port called [`Link::wake`].
     Thread,
 }
 
-/// A thread in a long sleep, which [`Link::wake`] wakes.
+/// Thread in a long sleep, which [`Link::wake`] wakes.
 struct Sleeper<'a> {
     link: &'a Link,
     waker: Arc<OwnedFd>,
@@ -92,7 +93,7 @@ impl Link {
         }
     }
 
-    /// True if the NIC is known to be removed.
+    /// Returns whether the NIC is known to be removed.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
@@ -107,38 +108,38 @@ impl Link {
         self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the threads that sleep on the port, because their conditions have changed: the slot
-    /// that they wait for, or the presence of unconfirmed packets.
+    /// Wakes the threads that sleep on the port, because a condition of their sleep has changed.
+    /// The slot that they wait for may have changed, or the port may have unconfirmed packets now.
     pub fn wake(&self) {
         self.changes.fetch_add(1, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) == 0 {
             return;
         }
         for waker in self.wakers().iter() {
-            // A full counter already wakes the thread.
+            // The write fails if the counter is full, but then the thread wakes anyway.
             let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
         }
     }
 
-    /// Checks by the descriptor whether the NIC was removed. Does not wait.
+    /// Checks through the descriptor whether the NIC was removed. Does not wait.
     pub fn look(&self, fd: BorrowedFd<'_>) -> Result<()> {
         self.check()?;
         match self.pause(&BlockedSignals::new(), fd, Duration::ZERO) {
-            // The call does not wait, so that a signal does not end it.
+            // A signal must not end a call that does not wait.
             Err(Error::Interrupted) => Ok(()),
             other => other,
         }
     }
 
-    /// Sleeps for `time`, even if the descriptor is readable. Fails when a signal arrives or the
-    /// NIC was removed.
+    /// Sleeps for `time`, even if the descriptor is readable. Fails if a signal arrives or the NIC
+    /// was removed.
     fn pause(&self, held: &BlockedSignals, fd: BorrowedFd<'_>, time: Duration) -> Result<()> {
         self.poll(held, [(fd, 0)], time).map(drop)
     }
 
     /// Sleeps until the descriptor is readable. A sleep longer than [`SETTLE`] also ends when
-    /// another thread calls [`Link::wake`]. `seen` is the value of `changes` at the decision to
-    /// sleep.
+    /// another thread calls [`Link::wake`]. `seen` is the value of `changes` when the caller
+    /// decided to sleep.
     fn sleep(
         &self,
         held: &BlockedSignals,
@@ -166,7 +167,7 @@ impl Link {
         self.poll(held, fds, time).map(ready)
     }
 
-    /// Returns the events of the descriptors. The first descriptor is that of the device file.
+    /// Returns the events of the descriptors. The first descriptor belongs to the device file.
     fn poll<const N: usize>(
         &self,
         held: &BlockedSignals,
@@ -191,8 +192,8 @@ impl Link {
     }
 }
 
-/// Pauses of a call that waits for an event without an interrupt: room for a packet, or the NIC's
-/// confirmation.
+/// Pauses of a call that waits for an event without an interrupt: a credit for a packet, or the
+/// NIC's confirmation.
 pub(crate) struct Pauses {
     wait: Wait,
     began: Instant,
@@ -208,8 +209,8 @@ impl Pauses {
         }
     }
 
-    /// Yields the CPU at first. Later it sleeps as long as the call has already waited, up to a
-    /// millisecond. Fails when the deadline has passed, a signal arrives or the NIC was removed.
+    /// Yields the CPU at first. Later, sleeps as long as the call has already waited, up to a
+    /// millisecond. Fails if the deadline has passed, a signal arrives or the NIC was removed.
     pub fn pause(&mut self, link: &Link, fd: BorrowedFd<'_>) -> Result<()> {
         link.check()?;
         let left = self.wait.left();
@@ -229,22 +230,23 @@ impl Pauses {
     }
 }
 
-/// State of a queue after the request for an interrupt.
+/// State of a queue after a request for an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Armed {
-    /// The queue may contain entries: check it.
+    /// The queue may contain entries. The caller must check it.
     Look,
     /// The queue is empty, and the next entry makes the descriptor readable.
     Empty,
 }
 
-/// Converts a time for poll(2): milliseconds, rounded up; −1 for `None`, which means no limit.
+/// Converts a time to milliseconds for poll(2), rounded up. Returns −1 for `None`, which means no
+/// limit.
 pub fn poll_milliseconds(time: Option<Duration>) -> i32 {
     let up = |t: Duration| i32::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
     time.map_or(-1, up)
 }
 
-/// A deadline, and the time of polling before the call sleeps.
+/// Deadline of a call, and the time for which the call polls before it sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Wait {
     deadline: Option<Instant>,
@@ -252,12 +254,12 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Waits up to this time from now: polls for a short time, then sleeps until an interrupt.
+    /// Waits for at most `time`. The call polls for a short time, then sleeps until an interrupt.
     ///
     /// In all modes, a signal handler that runs while a call waits ends the call with
     /// [`Error::Interrupted`], as in poll(2).
     pub fn for_at_most(time: Duration) -> Self {
-        // A time beyond the range of the clock means no limit.
+        // A time that exceeds the range of the clock means no limit.
         Self {
             deadline: Instant::now().checked_add(time),
             spin: Some(SPIN),
@@ -272,20 +274,20 @@ impl Wait {
         }
     }
 
-    /// Never sleeps. This has the lowest latency and needs no interrupts, but keeps a CPU busy; the
-    /// call yields the CPU from time to time.
+    /// Makes the call poll without sleeping. Polling has the lowest latency and needs no
+    /// interrupts, but keeps a CPU busy. The call yields the CPU from time to time.
     #[must_use]
     pub fn polling(self) -> Self {
         Self { spin: None, ..self }
     }
 
-    /// Sleeps at once if there is nothing.
+    /// Makes the call sleep at once if it finds nothing.
     #[must_use]
     pub fn sleeping(self) -> Self {
         self.spinning(Duration::ZERO)
     }
 
-    /// Polls for this time before it sleeps.
+    /// Makes the call poll for this time before it sleeps.
     #[must_use]
     pub fn spinning(self, time: Duration) -> Self {
         Self {
@@ -300,18 +302,19 @@ impl Wait {
             .map(|d| d.saturating_duration_since(Instant::now()))
     }
 
-    /// True if the deadline has passed.
+    /// Returns whether the deadline has passed.
     pub fn is_over(&self) -> bool {
         self.left() == Some(Duration::ZERO)
     }
 
-    /// Calls `look` until it finds something. `idle` reads registers; it is called at intervals,
-    /// and once before the deadline. `arm` requests an interrupt before a sleep on `fd`; its
-    /// argument is true if the request is certainly necessary. `limit` returns the longest sleep
+    /// Calls `look` until it returns a result. `idle` reads registers. It is called at intervals,
+    /// and once before the deadline. `arm` requests an interrupt before a sleep on `fd`. Its
+    /// argument is true if the request must not be omitted. `limit` returns the maximum sleep
     /// before `idle` must run again; `None` means no limit.
     ///
-    /// While the descriptor reports all new entries, no memory is accessed between two sleeps. If
-    /// the NIC is unbound during such a wait, the call returns an error, and there is no SIGBUS.
+    /// While the descriptor reports all new entries, the call accesses no memory between two
+    /// sleeps. If the NIC is unbound during such a wait, the call returns an error instead of
+    /// raising SIGBUS.
     pub(crate) fn until<T>(
         &self,
         link: &Link,
@@ -332,8 +335,8 @@ impl Wait {
             due
         };
         link.check()?;
-        // Signals are not blocked at first, because blocking them takes system calls, and most
-        // calls find an entry at once.
+        // Signals are not blocked at first, because blocking them takes system calls. Most calls
+        // find an entry at once.
         let mut held = None;
         for n in 0u32.. {
             let round = n % 64 == 63;
@@ -363,7 +366,8 @@ impl Wait {
         let held = held.unwrap_or_else(BlockedSignals::new);
         let asleep = Instant::now();
         let (mut necessary, mut changed) = (true, false);
-        // Number of consecutive times that the descriptor was readable but the call found nothing.
+        // Number of consecutive sleeps that ended because of the descriptor, but after which the
+        // call found nothing.
         let mut in_vain = 0u32;
         loop {
             let seen = link.changes.load(Ordering::SeqCst);
@@ -401,8 +405,8 @@ impl Wait {
                 in_vain = 0;
                 continue;
             }
-            // Check before the next request for an interrupt, because the next sleep may not need
-            // one.
+            // The queue is checked before the next request for an interrupt, because the call may
+            // not need another sleep.
             if let Some(found) = look()? {
                 link.woken.fetch_add(1, Ordering::Relaxed);
                 return Ok(found);
@@ -411,7 +415,7 @@ impl Wait {
             if in_vain == 1 {
                 link.woken.fetch_add(1, Ordering::Relaxed);
             } else {
-                // The sleep did not end by an interrupt.
+                // The sleep ended for another reason than an interrupt.
                 necessary = false;
             }
         }
@@ -483,8 +487,8 @@ mod tests {
                 |_| Ok(Armed::Look),
             );
             assert!(matches!(result, Err(Error::Timeout)));
-            // Once per [`SETTLE`] of the elapsed time, which may exceed the requested time on a
-            // busy machine, and once at the end.
+            // The maximum is one read per [`SETTLE`] of the elapsed time, plus one at the end. The
+            // elapsed time may exceed the requested time on a busy machine.
             let most = start.elapsed().as_millis() / SETTLE.as_millis() + 1;
             assert!((1..=most).contains(&registers), "{registers} of {looks}");
         }
@@ -603,12 +607,12 @@ mod tests {
             },
         );
         assert!(matches!(result, Err(Error::Timeout)));
-        // Two per millisecond, and those during the first, shorter pauses.
+        // The maximum is two polls per millisecond, plus those during the first, shorter pauses.
         let most = 2 * start.elapsed().as_millis() as u32 + 20;
         assert!(looks < most && asked <= 3, "{looks} looks, {asked} asked");
     }
 
-    /// A signal during the call, outside of the sleeps, ends the call too. It is sent once.
+    /// A single signal during the call, but outside of the sleeps, must also end the call.
     #[test]
     fn a_signal_between_two_sleeps_is_not_missed() {
         let (a, _b) = UnixStream::pair().unwrap();
@@ -671,7 +675,7 @@ mod tests {
         };
         let result = until(wait, &a, || Ok(None::<()>), || Ok(()), arm);
         assert!(matches!(result, Err(Error::Timeout)));
-        // The sleeps last 1, 1, 2, 4 … 512 ms, and then 1 s each.
+        // The sleeps take 1, 1, 2, 4 … 512 ms, and then 1 s each.
         assert!((5..20).contains(&sleeps.get()), "{} sleeps", sleeps.get());
     }
 
@@ -707,7 +711,7 @@ mod tests {
         });
         assert_eq!(link.asleep.load(Ordering::SeqCst), 0);
         assert!(link.wakers().is_empty());
-        // A change before the sleep began ends the sleep too.
+        // A change before the start of a sleep must also end the sleep.
         let held = BlockedSignals::new();
         let seen = link.changes.load(Ordering::SeqCst);
         link.wake();

@@ -1,57 +1,58 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Leases: names, negotiation messages, configuration registers (docs/pci-protocol.md, Leases).
+//! Leases (docs/pci-protocol.md, Leases): names, negotiation messages and configuration registers.
 
 use super::message::{Reject, Rejected};
 use super::{BARS, LONGEST_LEASE_MS};
 use crate::regs::smfu::INTERVALS;
 use crate::smfu::PAGE;
 
-/// Random number that an end draws when it starts; it identifies this incarnation.
+/// Random number that an end draws when it starts. It changes with every restart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Incarnation(pub u64);
 
-/// Name of a lease: random numbers of the borrower (in its request) and of the lender (in its
-/// answer).
+/// Name of a lease. It consists of a random number of the borrower (in its request) and one of the
+/// lender (in its answer).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LeaseId(pub u64);
 
 impl LeaseId {
-    /// No lease.
+    /// Value that names no lease.
     pub const NONE: Self = Self(0);
 
-    /// Returns the name of both numbers. `key` is 0 while the borrower does not know it.
+    /// Returns the name with both numbers. `key` is 0 while the borrower does not know the lender's
+    /// number.
     #[must_use]
     pub const fn new(nonce: u32, key: u32) -> Self {
         Self(nonce as u64 | ((key as u64) << 32))
     }
 
-    /// Returns the borrower's number; not 0.
+    /// Returns the borrower's number, which is not 0.
     #[must_use]
     pub const fn nonce(self) -> u32 {
         self.0 as u32
     }
 
-    /// Returns the lender's number; 0 while the borrower knows of no lease.
+    /// Returns the lender's number; 0 while the borrower does not know it.
     #[must_use]
     pub const fn key(self) -> u32 {
         (self.0 >> 32) as u32
     }
 }
 
-/// Bit mask of the intervals that software sets up, 1…62: bit *n* is interval *n*.
+/// Bit mask of the intervals 1…62, which software sets up. Bit *n* is interval *n*.
 const USABLE: u64 = (1 << (INTERVALS - 1)) - 2;
 
-/// Exclusive limit of the size of DMA memory in bytes.
+/// Limit of the size of DMA memory in bytes. Sizes are below it.
 const DMA_END: u64 = 1 << 40;
-/// Exclusive limit of addresses that the NIC uses on the bus (HW §2).
+/// Limit of the addresses that the NIC uses on the bus (HW §2). Addresses are below it.
 const ADDRESS_END: u64 = 1 << 52;
 
 bits! {
-    /// A lender's device in one generation.
+    /// Device of a lender, in one of its generations.
     pub struct NamedWord {
-        /// Handle.
+        /// Handle of the device.
         handle / with_handle: u32 [31:0];
-        /// Generation.
+        /// Generation of the device.
         generation / with_generation: u32 [63:32];
     }
 }
@@ -59,14 +60,14 @@ bits! {
 bits! {
     /// Access to a configuration register.
     pub struct RegisterWord {
-        /// Offset in bytes.
+        /// Offset of the register in bytes.
         offset / with_offset: u16 [15:0];
         /// Value to write.
         value / with_value: u32 [63:32];
     }
 }
 
-/// A configuration register of 1, 2 or 4 bytes.
+/// Configuration register of 1, 2 or 4 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Register {
     offset: u16,
@@ -74,7 +75,7 @@ pub struct Register {
 }
 
 impl Register {
-    /// Exclusive limit of register offsets.
+    /// Limit of register offsets. Offsets are below it.
     pub const END: u16 = 4096;
 
     /// Returns the register of `size` bytes at `offset`. Returns `None` unless the size is 1, 2 or
@@ -90,7 +91,7 @@ impl Register {
         }
     }
 
-    /// Returns the offset in bytes, a multiple of the size.
+    /// Returns the offset in bytes, which is a multiple of the size.
     #[must_use]
     pub const fn offset(self) -> u16 {
         self.offset
@@ -102,20 +103,20 @@ impl Register {
         self.size
     }
 
-    /// Returns the offset of the aligned four bytes that contain the register.
+    /// Returns the offset of the aligned dword that contains the register.
     #[must_use]
     pub const fn dword(self) -> u16 {
         self.offset & !3
     }
 
-    /// Returns the number of bits of these four bytes before the register.
+    /// Returns the number of bits in the aligned dword below the register.
     #[must_use]
     pub const fn shift(self) -> u32 {
         8 * (self.offset & 3) as u32
     }
 
-    /// Returns a value of the register's size with all bits set, which a read without an answer
-    /// returns.
+    /// Returns a value of the register's size with all bits set. A read that the device does not
+    /// answer returns this value.
     #[must_use]
     pub const fn ones(self) -> u32 {
         u32::MAX >> (32 - 8 * self.size as u32)
@@ -132,23 +133,23 @@ const fn is_set(set: u64) -> bool {
     set & !USABLE == 0
 }
 
-/// Contents of [`Kind::Borrow`](super::Kind::Borrow). The number of the message is the borrower's
-/// part of the lease's name.
+/// Contents of [`Kind::Borrow`](super::Kind::Borrow). The number of the message is also the
+/// borrower's number in the lease's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Borrow {
     /// Handle of the device.
     pub handle: u32,
-    /// Generation of the device when it was described.
+    /// Generation of the device in the lender's description.
     pub generation: u32,
-    /// Incarnation of the lender that described it.
+    /// Incarnation of the lender that described the device.
     pub lender: Incarnation,
-    /// Interval numbers that are free for the borrower's windows to BARs, as a bit mask: bit *n* is
-    /// number *n*.
+    /// Bit mask of interval numbers that are free for the borrower's windows to BARs. Bit *n* is
+    /// interval *n*.
     pub windows: u64,
-    /// Interval numbers that are free for the borrower's targets (DMA memory and interrupts), as a
-    /// bit mask.
+    /// Bit mask of interval numbers that are free for the borrower's targets: DMA memory and
+    /// interrupts.
     pub targets: u64,
-    /// Size of DMA memory in bytes, a multiple of 4096, less than 2^40.
+    /// Size of DMA memory in bytes: a multiple of 4096 that is less than 2^40.
     pub dma: u64,
 }
 
@@ -188,20 +189,20 @@ impl Borrow {
     }
 }
 
-/// Interval numbers of a lease.
+/// Interval numbers of a lease. Each is a window at one end and the target at the other end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Numbers {
-    /// Number for each BAR (window of the borrower, target of the lender); 0 for a BAR that does
-    /// not exist.
+    /// Numbers for the BARs, with windows of the borrower and targets of the lender; 0 for a BAR
+    /// that does not exist.
     pub bars: [u8; BARS],
-    /// Number for DMA memory (window of the lender, target of the borrower).
+    /// Number for DMA memory, with a window of the lender and a target of the borrower.
     pub dma: u8,
-    /// Number for interrupts (window of the lender, target of the borrower).
+    /// Number for interrupts, with a window of the lender and a target of the borrower.
     pub interrupts: u8,
 }
 
 impl Numbers {
-    /// Returns the numbers of the BARs as a bit mask: bit *n* is number *n*.
+    /// Returns the numbers of the BARs as a bit mask. Bit *n* is number *n*.
     #[must_use]
     pub fn bar_set(&self) -> u64 {
         let some = self.bars.iter().filter(|n| **n != 0);
@@ -240,7 +241,7 @@ impl Numbers {
 }
 
 bits! {
-    /// Terms of a lease.
+    /// Generation and timeout of a lease.
     pub struct TermsWord {
         /// Generation of the device.
         generation / with_generation: u32 [31:0];
@@ -249,7 +250,7 @@ bits! {
     }
 }
 
-/// Contents of [`Kind::Grant`](super::Kind::Grant). The number of the message is that of the
+/// Contents of [`Kind::Grant`](super::Kind::Grant). The number of the message is the number of the
 /// request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Grant {
@@ -257,14 +258,14 @@ pub struct Grant {
     pub lease: LeaseId,
     /// Generation of the device.
     pub generation: u32,
-    /// Time in ms without a message after which the lender takes the device back,
-    /// 1…[`LONGEST_LEASE_MS`].
+    /// Time in ms, 1…[`LONGEST_LEASE_MS`]. After this time without a message, the lender takes the
+    /// device back.
     pub timeout_ms: u32,
-    /// Interval numbers.
+    /// Interval numbers of the lease.
     pub numbers: Numbers,
-    /// Bus address of the lender at which the device finds the first byte of DMA memory.
+    /// Address of the first byte of DMA memory on the lender's bus. The device uses this address.
     pub dma: u64,
-    /// Bus address of a page of the lender to which the device writes its interrupts.
+    /// Address of a page on the lender's bus, to which the device writes its interrupts.
     pub interrupts: u64,
     /// Incarnation of the borrower that sent the request.
     pub borrower: Incarnation,

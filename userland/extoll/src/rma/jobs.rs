@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Assignment of notifications to the transfers and locks that calls of this port wait for.
 //!
-//! A notification contains unit, peer, command and local address (HW §10.4), but no identification
-//! of its command. Therefore only one of several jobs with equal notifications is outstanding at a
-//! time; the others wait. A job that timed out or failed stays in the list for [`ABSORB`] and takes
-//! its late notifications. The list has up to [`MOST`] entries.
+//! A notification contains unit, peer, command and local address (HW §10.4), but does not identify
+//! its command. Therefore only one of several jobs with equal notifications is outstanding at a
+//! time, and the other jobs wait. A job that timed out or failed stays in the list for [`ABSORB`],
+//! to which its late notifications are assigned. The list has at most [`MOST`] entries.
 
 use crate::error::{Error, Result};
 use protocol::nic::chunks::{Chunk, ChunkedTransfer, Verdict};
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use wire::ids::{NodeId, Vpid};
 use wire::rma::{Command, Direction, Notification, NotificationType};
 
-/// Time for which a job absorbs late notifications, the same as in the kernel's engine. No packet
-/// stays in the network for that time.
+/// Time for which a job absorbs late notifications. The kernel's transfer engine uses the same
+/// time. No packet stays in the network for that time.
 const ABSORB: Duration = Duration::from_secs(10);
 /// Maximum number of jobs of a port, including jobs that only absorb late notifications.
 const MOST: usize = 1024;
@@ -27,7 +27,7 @@ pub(super) enum Work {
     Lock { number: u32, state: Outcome },
 }
 
-/// State of a lock operation. `Known` has word 0 of the notification.
+/// State of a lock operation. `Known` contains word 0 of the notification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     New,
@@ -36,7 +36,7 @@ pub(super) enum Outcome {
 }
 
 impl Work {
-    /// Describes a transfer. `None` for 0 bytes and for ranges that wrap around.
+    /// Describes a transfer. Returns `None` for 0 bytes and for ranges that wrap around.
     pub fn transfer(
         direction: Direction,
         peer: (NodeId, Vpid),
@@ -54,7 +54,7 @@ impl Work {
         }
     }
 
-    /// True if a notification could belong to either operation.
+    /// Returns whether a notification could belong to both operations.
     fn resembles(&self, other: &Self) -> bool {
         match (self, other) {
             (Work::Move(_, d, r), Work::Move(_, e, s)) => {
@@ -77,15 +77,15 @@ struct Job {
     id: u64,
     peer: (NodeId, Vpid),
     work: Work,
-    /// Units that reported the first error, 0 for none.
+    /// Units that reported the first error; 0 if no error occurred.
     error: u8,
-    /// Time until which a job without a waiting call absorbs notifications; `None` while a call
+    /// Time until which a job without a waiting call absorbs notifications. `None` while a call
     /// waits.
     late: Option<Instant>,
 }
 
 impl Job {
-    /// Returns true if the notification belongs to this job, and records it.
+    /// If the notification belongs to this job, records it and returns true.
     fn take(&mut self, n: &Notification) -> bool {
         let taken = match &mut self.work {
             Work::Move(transfer, ..) => transfer.on_notification(n) != Verdict::Foreign,
@@ -107,8 +107,8 @@ impl Job {
         taken
     }
 
-    /// Returns the result if the job is complete: word 0 of a lock's notification, 0 for a
-    /// transfer.
+    /// Returns the result if the job is complete. The result is word 0 of a lock's notification,
+    /// and 0 for a transfer.
     fn result(&self) -> Option<Result<u64>> {
         if self.work.is_outstanding() {
             return None;
@@ -124,7 +124,7 @@ impl Job {
     }
 }
 
-/// Jobs of a port, in the order of posting.
+/// Jobs of a port in the order in which they were admitted.
 #[derive(Default)]
 pub(super) struct Jobs {
     all: Vec<Job>,
@@ -136,8 +136,8 @@ impl Jobs {
         self.all.is_empty()
     }
 
-    /// Adds a job and returns its number. `None` if its notifications could be those of another
-    /// job, or if the list is full.
+    /// Adds a job and returns its number. Returns `None` if the list is full, or if the job's
+    /// notifications could belong to another job.
     pub fn admit(&mut self, peer: (NodeId, Vpid), work: &Work) -> Option<u64> {
         let taken = |job: &Job| job.peer == peer && job.work.resembles(work);
         if self.all.len() >= MOST || self.all.iter().any(taken) {
@@ -158,8 +158,8 @@ impl Jobs {
         self.all.iter_mut().find(|job| job.id == id)
     }
 
-    /// Returns the next command to post, and counts it as posted, because its notification may
-    /// arrive before posting returns.
+    /// Returns the next command to post, and records it as posted. It is recorded before the call
+    /// posts it, because its notification may arrive before posting returns.
     pub fn begin(&mut self, id: u64) -> Option<Chunk> {
         match &mut self.get(id)?.work {
             Work::Move(transfer, ..) => {
@@ -175,8 +175,8 @@ impl Jobs {
         }
     }
 
-    /// True if only a notification lets the call continue: there is no result, and no command to
-    /// post.
+    /// Returns whether the call needs a notification to continue. That is the case if the job has
+    /// neither a result nor a command to post.
     pub fn is_waiting(&self, id: u64) -> bool {
         let Some(job) = self.all.iter().find(|job| job.id == id) else {
             return false;
@@ -205,7 +205,7 @@ impl Jobs {
         Some(result)
     }
 
-    /// Ends the wait for a job. Returns the units that reported an error so far. Notifications of
+    /// Ends the wait for a job. Returns the units that have reported an error. Notifications of
     /// posted commands may still arrive.
     pub fn give_up(&mut self, id: u64) -> u8 {
         let Some(at) = self.all.iter().position(|job| job.id == id) else {
@@ -224,7 +224,7 @@ impl Jobs {
         error
     }
 
-    /// Returns true if the notification belongs to a job.
+    /// Records a notification in the job that it belongs to. Returns false if it belongs to no job.
     pub fn take(&mut self, n: &Notification) -> bool {
         let Some(at) = self.all.iter_mut().position(|job| job.take(n)) else {
             return false;
@@ -236,8 +236,8 @@ impl Jobs {
         true
     }
 
-    /// Removes jobs whose time for late notifications has expired. Call it when the queue contains
-    /// no notifications for jobs.
+    /// Removes jobs whose time for late notifications has expired. The queue must not contain
+    /// notifications for jobs.
     pub fn expire(&mut self) {
         if self.all.iter().any(|job| job.late.is_some()) {
             let now = Instant::now();
@@ -245,7 +245,7 @@ impl Jobs {
         }
     }
 
-    /// Lets the time for late notifications expire.
+    /// Lets the time for late notifications expire at once.
     #[cfg(test)]
     fn age(&mut self) {
         for job in &mut self.all {
@@ -296,7 +296,7 @@ mod tests {
         jobs.admit((NodeId(2), PEER.1), &get(0x1000, 64)).unwrap();
         assert_eq!(jobs.admit(PEER, &Work::lock(3)), None);
         jobs.admit(PEER, &Work::lock(4)).unwrap();
-        // The job absorbs nothing, because none of its commands was posted.
+        // The job absorbs no notification, because none of its commands was posted.
         assert_eq!(jobs.give_up(first), 0);
         jobs.admit(PEER, &get(0x1000, 64)).unwrap();
     }
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(jobs.admit(PEER, &get(0x1000, 8)), None);
         assert!(jobs.take(&response(0x1000)) && jobs.is_empty());
         assert!(!jobs.take(&response(0x1000)));
-        // A notification that never arrives.
+        // The notification of this job never arrives.
         let id = jobs.admit(PEER, &Work::lock(5)).unwrap();
         jobs.begin(id).unwrap();
         jobs.give_up(id);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! RMA: put, get, notification and lock commands on registered memory (HW §10).
+//! RMA commands on registered memory: put, get, notification and lock (HW §10).
 
 mod jobs;
 mod queue;
@@ -33,25 +33,25 @@ use wait::{get_of, put_of};
 use wire::rma::Descriptor;
 use wire::route::MCAST_GROUPS;
 
-/// Bytes of the notification queue of a port: 16,384 notifications.
+/// Size of a port's notification queue in bytes: 16,384 notifications.
 pub const QUEUE: usize = 256 << 10;
-/// Bytes of a segment of the queue, which is physically contiguous.
+/// Size of a physically contiguous segment of the queue in bytes.
 const SEGMENT: usize = 64 << 10;
 const REQUESTER_PAGES: usize = 32;
 const STATE_AT: u64 = (REQUESTER_PAGES * PAGE) as u64;
 const QUEUE_AT: u64 = STATE_AT + PAGE as u64;
-/// Longest sleep while it is unknown whether the awaited notification interrupts. Most commands are
-/// posted without [`Peer::interrupting`].
+/// Maximum sleep while it is unknown whether the awaited notification raises an interrupt. Most
+/// commands are posted without [`Peer::interrupting`].
 const UNPROMISED: Duration = Duration::from_millis(100);
 /// Maximum number of outstanding packets of a port (HW §8).
 const PACKETS: u64 = 255;
 
-/// A remote port as the target of commands, with the options of the requester page.
+/// Remote port to which commands are sent, with the options of the requester page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Node of the port.
+    /// ID of the port's node.
     pub node: NodeId,
-    /// Number of the port on its node.
+    /// VPID of the port.
     pub vpid: Vpid,
     /// Traffic class, interrupts and kind of addresses.
     pub options: PageOptions,
@@ -71,8 +71,8 @@ impl Peer {
         }
     }
 
-    /// Makes all notifications of the commands raise interrupts, which wake programs that sleep on
-    /// the port that gets the notification.
+    /// Makes all notifications of the commands raise interrupts. An interrupt wakes programs that
+    /// sleep on the port that receives the notification.
     #[must_use]
     pub fn interrupting(mut self) -> Self {
         self.options.irq = true;
@@ -87,16 +87,19 @@ impl Peer {
     }
 }
 
-/// State that a port and its regions share. The device is closed when the last of them is dropped.
+/// State that a port and its regions share. When the last of them is dropped, the device node is
+/// closed.
 pub(crate) struct Shared {
-    // Fields are dropped in this order: the mappings before the descriptor that closes the port.
+    // Fields are dropped in this order. The mappings must be dropped before the descriptor, which
+    // closes the port.
     sender: Outbox<3>,
     queue: Mutex<Queue>,
     backend: Arc<dyn Backend>,
     link: Arc<Link>,
     node: NodeId,
     vpid: Vpid,
-    /// Bit p: requester page p may be used. A store to another page would end the process.
+    /// Bit p is set if requester page p may be used. A store to another page would kill the
+    /// process.
     pages: u32,
 }
 
@@ -106,16 +109,17 @@ impl Drop for Shared {
     }
 }
 
-/// An open RMA port. `Send` and `Sync`; it has one lock for posting and one for notifications.
+/// Open RMA port. The type is `Send` and `Sync`. It has one lock for posting and one for
+/// notifications.
 pub struct Port(Arc<Shared>);
 
 impl Port {
-    /// Opens a free port of a NIC.
+    /// Opens an unused port of a NIC.
     pub fn open(device: &Device) -> Result<Self> {
         Self::with_backend(Arc::new(device.open("rma2")?))
     }
 
-    /// Creates the port for an open device node.
+    /// Creates a port for an open device node.
     pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self> {
         let b = &*backend;
         set(
@@ -160,12 +164,12 @@ impl Port {
         })))
     }
 
-    /// Returns the number of this node.
+    /// Returns the ID of this node.
     pub fn node(&self) -> NodeId {
         self.0.node
     }
 
-    /// Returns the number of this port on the node.
+    /// Returns the VPID of this port.
     pub fn vpid(&self) -> Vpid {
         self.0.vpid
     }
@@ -175,7 +179,7 @@ impl Port {
         &*self.0.backend
     }
 
-    /// Returns counters since the port was opened.
+    /// Returns counters, which started at 0 when the port was opened.
     pub fn counters(&self) -> Counters {
         let sent = self.sender().counters();
         let queue = self.queue();
@@ -197,8 +201,8 @@ impl Port {
         self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a buffer. From then on peers that know its NLA may read and write it through this
-    /// port.
+    /// Registers a buffer. Until it is unregistered, peers that know its NLA may read and write it
+    /// through this port.
     pub fn register(&self, buffer: Buffer) -> Result<Region> {
         Region::new(self.0.clone(), buffer)
     }
@@ -213,7 +217,7 @@ impl Port {
         unsafe { crate::raw::register(&*self.0.backend, address, bytes) }
     }
 
-    /// Ends a registration by address. Afterwards the NIC does not access the memory.
+    /// Ends a registration by address. After the call, the NIC does not access the memory.
     pub fn unregister_memory(&self, mut arg: RegionArg) -> Result<()> {
         self.0
             .backend
@@ -221,8 +225,8 @@ impl Port {
             .map_err(|e| Error::os("cannot unregister", e))
     }
 
-    /// Posts one command. Fails with [`Error::Full`] if there is no room. Local addresses are NLAs
-    /// of this port's regions.
+    /// Posts one command. Fails with [`Error::Full`] if no credit is available. Local addresses
+    /// must be NLAs of this port's regions.
     pub fn post(
         &self,
         peer: &Peer,
@@ -234,7 +238,7 @@ impl Port {
         self.post_words(peer.options, words)
     }
 
-    /// Posts an encoded descriptor. Fails with [`Error::Full`] if there is no room.
+    /// Posts an encoded descriptor. Fails with [`Error::Full`] if no credit is available.
     pub fn post_words(&self, options: PageOptions, words: [u64; 3]) -> Result<()> {
         self.check_page(options)?;
         self.sender().post(options.index(), &words)
@@ -267,12 +271,13 @@ impl Port {
         .map_err(Error::Descriptor)
     }
 
-    /// Writes `len` bytes of a region to `remote`. Fails with [`Error::Full`] and sends nothing if
-    /// there is no room.
+    /// Writes `len` bytes of a region to `remote`. If credits are missing, fails with
+    /// [`Error::Full`] and sends nothing.
     ///
-    /// For more than 8 MiB, [`commands`] tells the number of commands, up to 255. Either all or
-    /// none are posted. Each creates the notifications in `notify`, because an error is reported
-    /// only by the command that it affects. Commands of one port and traffic class stay in order.
+    /// A transfer of more than 8 MiB consists of several commands, whose number [`commands`]
+    /// returns. The maximum is 255. Either all commands are posted or none. Each command creates
+    /// the notifications in `notify`, because an error is reported only by the command that it
+    /// affects. Commands of one port and traffic class stay in order.
     pub fn put(
         &self,
         peer: &Peer,
@@ -285,7 +290,8 @@ impl Port {
         self.transfer(peer, region, (offset, len), remote, notify, put_of)
     }
 
-    /// Reads `len` bytes at `remote` into a region; otherwise like [`Port::put`].
+    /// Reads `len` bytes at `remote` into a region. Commands, notifications and errors are those of
+    /// [`Port::put`].
     pub fn get(
         &self,
         peer: &Peer,
@@ -329,7 +335,7 @@ impl Port {
         }
     }
 
-    /// Sends a value and a class to the peer, which gets them in a notification.
+    /// Sends a value and a class to the peer, which receives them in a notification.
     pub fn notify(&self, peer: &Peer, class: u8, value: u64) -> Result<()> {
         let notify = NotifySpec {
             completer: true,
@@ -343,7 +349,7 @@ impl Port {
         )
     }
 
-    /// Repeats a call that fails with [`Error::Full`] until there is room.
+    /// Repeats a call that fails with [`Error::Full`] until a credit is available.
     pub fn retry<T>(&self, wait: Wait, mut post: impl FnMut() -> Result<T>) -> Result<T> {
         let mut pauses = Pauses::new(wait);
         loop {
@@ -354,17 +360,19 @@ impl Port {
         }
     }
 
-    /// Returns the next notification if there is one. Check its `error` field.
+    /// Returns the next notification; `None` if the queue is empty. The caller must check the
+    /// `error` field.
     pub fn try_notification(&self) -> Result<Option<Notification>> {
         self.queue().take(|_| true)
     }
 
-    /// Waits for the next notification. Check its `error` field.
+    /// Waits for the next notification. The caller must check its `error` field.
     pub fn notification(&self, wait: Wait) -> Result<Notification> {
         self.wait_for(wait, |_| true)
     }
 
-    /// Waits for the oldest notification that `wanted` accepts. Others stay in the queue.
+    /// Waits for the oldest notification that `wanted` accepts. All other notifications stay in the
+    /// queue.
     pub fn wait_for(
         &self,
         wait: Wait,
@@ -378,15 +386,16 @@ impl Port {
         wait: Wait,
         mut look: impl FnMut(&mut Queue) -> Result<Option<T>>,
     ) -> Result<T> {
-        // No other call takes the notification that this one waits for: it is in the queue, or will
-        // arrive there.
+        // The awaited notification is in the queue or will arrive there, because no other call
+        // removes it.
         let waiting = |_: &Jobs| true;
         let sleep = UNPROMISED;
         self.look_until(wait, sleep, || look(&mut self.queue()), || Ok(()), waiting)
     }
 
-    /// Waits until `look` finds something. `sleep` is the longest sleep. `check` fails if `look`
-    /// can no longer succeed. `waiting` is true if only a notification can make `look` succeed.
+    /// Waits until `look` returns a result. `sleep` is the maximum sleep. `check` fails if `look`
+    /// cannot succeed any more. `waiting` returns true if only a notification can make `look`
+    /// succeed.
     fn look_until<T>(
         &self,
         wait: Wait,
@@ -400,8 +409,9 @@ impl Port {
             self.0.backend.fd(),
             look,
             || {
-                // Repair dropped packets, because their notifications would never come. Skip this
-                // if another thread sends, which repairs too.
+                // Repeats dropped packets, because their notifications would otherwise never
+                // arrive. A thread that sends also repeats them, so that this call does not wait
+                // for its lock.
                 self.sender().try_settle()?;
                 self.queue().skip_lost(&*self.0.backend)?;
                 check()
@@ -419,32 +429,34 @@ impl Port {
         )
     }
 
-    /// Checks for dropped packets and repeats them, and checks for notifications that were lost on
-    /// their way into the queue. Calls that wait and [`Port::arm`] do this too. Programs that use
-    /// neither must call it.
+    /// Repeats packets that the NIC dropped, and skips notifications whose write to the queue was
+    /// lost. Calls that wait and [`Port::arm`] do this, too. Programs that use neither must call
+    /// this function.
     pub fn settle(&self) -> Result<()> {
         self.sender().settle()?;
         self.queue().skip_lost(&*self.0.backend)
     }
 
-    /// Waits until the NIC accepted all posted commands. It does not wait for their completion.
+    /// Waits until the NIC has accepted all posted commands. They may complete later.
     pub fn drain(&self, wait: Wait) -> Result<()> {
         self.sender().drain(self.0.backend.fd(), wait)
     }
 
-    /// For event loops: requests an interrupt with the next notification of a command posted with
-    /// [`Peer::interrupting`], and repeats dropped packets. Afterwards check for notifications,
-    /// then wait until the descriptor is readable, up to the returned time; `None` means no limit.
+    /// Prepares a wait in an event loop. Requests an interrupt with the next notification of a
+    /// command posted with [`Peer::interrupting`], and repeats dropped packets. Afterwards, the
+    /// program checks for notifications and then waits until the descriptor is readable. It must
+    /// not wait longer than the returned time; `None` means no limit.
     ///
     /// The time is limited while commands are unconfirmed, because the descriptor does not become
-    /// readable when the NIC drops one.
+    /// readable when the NIC drops a command.
     pub fn arm(&self) -> Result<Option<Duration>> {
         self.queue().ring()?.arm(&*self.0.backend, true)?;
         self.settle()?;
         Ok(self.poll_timeout())
     }
 
-    /// Returns the longest time to wait for the descriptor, by the last check; see [`Port::arm`].
+    /// Returns the maximum time to wait for the descriptor, as of the last check; see
+    /// [`Port::arm`].
     pub fn poll_timeout(&self) -> Option<Duration> {
         if self.sender().is_unconfirmed() {
             Some(SETTLE)
@@ -453,16 +465,16 @@ impl Port {
         }
     }
 
-    /// Returns the bytes of the notification queue; 0 if there is none.
+    /// Returns the size of the notification queue in bytes; 0 if the port has no queue.
     pub fn queue_size(&self) -> usize {
         self.queue().slots() as usize * 16
     }
 
-    /// Creates a new, empty queue of `bytes` bytes in segments of `segment` bytes, both multiples
-    /// of the page size. Call it while the port has no traffic, because notifications in the old
-    /// queue are lost. After an error the port has a new queue of the old size. If that cannot be
-    /// created either, all receiving calls fail with [`Error::NoQueue`] until another call of this
-    /// function succeeds.
+    /// Creates a new, empty queue of `bytes` bytes in segments of `segment` bytes. Both must be
+    /// multiples of the page size. The port must have no traffic, because notifications in the old
+    /// queue are lost. After an error, the port has a new queue of the old size. If that queue
+    /// cannot be created either, all receiving calls fail with [`Error::NoQueue`] until another
+    /// call of this function succeeds.
     pub fn resize_queue(&self, bytes: u64, segment: u64) -> Result<()> {
         let page = PAGE as u64;
         if bytes == 0 || segment == 0 || segment % page != 0 || bytes % segment != 0 {
@@ -479,11 +491,11 @@ impl Port {
             set(b, nr::SET_NOTIQ_SIZE, bytes, "queue size")
         };
         if let Err(e) = sizes((bytes, segment)) {
-            // The old queue still exists. The caller gets the first error.
+            // The old queue still exists. The caller receives the first error.
             let _ = sizes(old);
             return Err(e);
         }
-        // The driver may free the old queue from here on. Do not access it.
+        // The driver may free the old queue from here on. It must not be accessed.
         queue.replace(None);
         let map = || map_queue(b, &self.0.link);
         let made = map();
@@ -504,7 +516,7 @@ impl Port {
         self.queue().lend(wanted)
     }
 
-    /// Like [`Port::peek`], but waits.
+    /// Waits for a notification that `wanted` accepts, and returns its address like [`Port::peek`].
     pub fn peek_wait(&self, wait: Wait, wanted: impl Fn([u64; 2]) -> bool) -> Result<*mut u8> {
         self.wait_until(wait, |queue| {
             Ok(match queue.lend(&wanted)? {
@@ -514,8 +526,8 @@ impl Port {
         })
     }
 
-    /// Frees a notification returned by [`Port::peek`], in any order. Returns false for other
-    /// addresses.
+    /// Frees a notification that [`Port::peek`] returned. The order does not matter. Returns false
+    /// for other addresses.
     pub fn free(&self, address: *const u8) -> bool {
         self.queue().free(address)
     }
@@ -564,23 +576,24 @@ impl Port {
         get(self.backend(), nr::GET_MAXVPID, "number of ports")
     }
 
-    /// Returns the traffic classes of responses to requests of class 0 to 3, one byte each from bit
-    /// 0.
+    /// Returns the traffic classes of responses to requests of class 0 to 3. Each class occupies
+    /// one byte, from bit 0 on.
     pub fn response_classes(&self) -> Result<u64> {
         get(self.backend(), nr::GET_TCS, "traffic classes")
     }
 
-    /// Sets [`Port::response_classes`]. The driver may permit it to privileged programs only.
+    /// Sets the traffic classes of responses, see [`Port::response_classes`]. The driver may permit
+    /// this call only to privileged programs.
     pub fn set_response_classes(&self, classes: u64) -> Result<()> {
         set(self.backend(), nr::SET_TCS, classes, "traffic classes")
     }
 
-    /// Returns the protection descriptor. The NIC drops packets with another one.
+    /// Returns the protection descriptor. The NIC drops packets with another descriptor.
     pub fn protection(&self) -> Result<u64> {
         get(self.backend(), nr::GET_PROTDESC, "protection descriptor")
     }
 
-    /// Sets [`Port::protection`]. The driver may permit it to privileged programs only.
+    /// Sets the protection descriptor. The driver may permit this call only to privileged programs.
     pub fn set_protection(&self, descriptor: u16) -> Result<()> {
         set(
             self.backend(),
@@ -590,12 +603,12 @@ impl Port {
         )
     }
 
-    /// Returns the bytes of a queue segment.
+    /// Returns the size of a queue segment in bytes.
     pub fn segment_size(&self) -> Result<u64> {
         get(self.backend(), nr::GET_NOTIQ_SEGMENT_SIZE, "segment size")
     }
 
-    /// Reads the present node ID, which changes when the network is set up again.
+    /// Reads the current node ID, which changes when the network is set up again.
     pub fn read_node(&self) -> Result<NodeId> {
         Ok(NodeId(
             get(self.backend(), nr::GET_NODEID, "node ID")? as u16

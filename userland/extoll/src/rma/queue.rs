@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The notification queue of a port (HW §10.4).
+//! Notification queue of a port (HW §10.4).
 
 use super::jobs::Jobs;
 use crate::backend::rma::GET_NOTIQ_WP;
@@ -22,25 +22,25 @@ pub enum Found {
 }
 
 pub(crate) struct Queue {
-    /// `None` after a failed change of the size.
+    /// Ring of the queue; `None` after a failed change of the size.
     ring: Option<Ring>,
-    /// Slots whose addresses were returned to the program.
+    /// Slots whose addresses the program has received.
     returned: BTreeSet<u32>,
     pub jobs: Jobs,
     pub received: u64,
     pub sleeps: u64,
-    /// Counters of rings that were replaced.
+    /// Number of read pointer updates in rings that were replaced.
     commits: u64,
     skipped: u64,
 }
 
 fn words(ring: &Ring, slot: u32) -> [u64; 2] {
-    // Read the status first: word 0 is valid when word 1 is set.
+    // The status is read first, because word 0 is valid only after word 1 is set.
     let word1 = ring.status(slot);
     [ring.word(slot, 0), word1]
 }
 
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 const SLOT: usize = 16;
 
 /// Creates the ring for a mapping.
@@ -66,7 +66,7 @@ impl Queue {
         }
     }
 
-    /// Replaces the ring. Addresses that were returned become invalid.
+    /// Replaces the ring. Addresses that the program has received become invalid.
     pub fn replace(&mut self, ring: Option<Ring>) {
         (self.commits, self.skipped) = (self.commits(), self.skipped());
         self.returned.clear();
@@ -92,14 +92,14 @@ impl Queue {
         self.skipped + self.ring.as_ref().map_or(0, |ring| ring.skipped)
     }
 
-    /// True if the queue must be checked again soon because a slot stays empty.
+    /// Returns whether a slot stays empty, so that the queue must be checked again soon.
     pub fn is_suspect(&self) -> bool {
         self.ring.as_ref().is_some_and(Ring::is_suspect)
     }
 
-    /// Skips notifications that were lost on their way into the queue.
+    /// Skips notifications whose write to the queue was lost.
     pub fn skip_lost(&mut self, backend: &dyn Backend) -> Result<()> {
-        // A port without a queue has lost nothing.
+        // A port without a queue cannot lose notifications.
         let Some(ring) = self.ring.as_mut() else {
             return Ok(());
         };
@@ -137,8 +137,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes the oldest notification that `wanted` accepts. A malformed notification before it is
-    /// removed, and an error is returned.
+    /// Removes and returns the oldest notification that `wanted` accepts. If a malformed
+    /// notification precedes it, removes the malformed notification and returns an error.
     pub fn take(&mut self, wanted: impl Fn(&Notification) -> bool) -> Result<Option<Notification>> {
         self.dispatch()?;
         let returned = &self.returned;
@@ -161,7 +161,7 @@ impl Queue {
     }
 
     /// Returns the address of the oldest notification that `wanted` accepts. No other call returns
-    /// it until it is freed.
+    /// the notification until it is freed.
     pub fn lend(&mut self, wanted: impl Fn([u64; 2]) -> bool) -> Result<Found> {
         self.dispatch()?;
         let returned = &mut self.returned;
@@ -177,12 +177,12 @@ impl Queue {
         Ok(Found::Others(others))
     }
 
-    /// Frees a notification returned by [`Queue::lend`]. Returns false for other addresses.
+    /// Frees a notification that [`Queue::lend`] returned. Returns false for other addresses.
     pub fn free(&mut self, address: *const u8) -> bool {
         let Some(ring) = self.ring.as_mut() else {
             return false;
         };
-        // If the NIC was removed, there is no slot to free.
+        // If the NIC was removed, no slot needs to be freed.
         let freed = ring.slot_at(address).is_some_and(|slot| {
             self.returned.remove(&slot) && (ring.free(slot) || ring.check().is_err())
         });

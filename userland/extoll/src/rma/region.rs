@@ -8,11 +8,11 @@ use crate::raw::register;
 use crate::Buffer;
 use std::sync::Arc;
 
-/// A buffer that the NIC may access. Peers that know its NLA read and write it while the program
+/// Buffer that the NIC may access. Peers that know its NLA read and write it while the program
 /// runs.
 ///
-/// A region keeps its port open. Dropping it ends the registration. If the driver fails to end it,
-/// the memory is leaked, because the NIC may still access it.
+/// A region keeps its port open. Dropping the region ends the registration. If the driver fails to
+/// end the registration, the memory is leaked, because the NIC may still access it.
 pub struct Region {
     buffer: Option<Buffer>,
     arg: RegionArg,
@@ -33,22 +33,22 @@ impl Region {
         })
     }
 
-    /// Returns the buffer, which exists until end().
+    /// Returns the buffer, which exists until end() is called.
     fn buffer(&self) -> Result<&Buffer> {
         self.buffer.as_ref().ok_or(Error::Gone)
     }
 
-    /// Returns the bytes of the buffer.
+    /// Returns the size of the buffer in bytes.
     pub fn len(&self) -> u64 {
         self.buffer.as_ref().map_or(0, Buffer::len) as u64
     }
 
-    /// True for a buffer of 0 bytes.
+    /// Returns true for a buffer of 0 bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the NLA of the first byte, for peers.
+    /// Returns the NLA of the first byte, which peers use in commands.
     pub fn nla(&self) -> Nla {
         Nla(self.arg.nla())
     }
@@ -59,7 +59,8 @@ impl Region {
         Ok(Nla(self.arg.nla().wrapping_add(offset)))
     }
 
-    /// Copies from the buffer. Bytes that arrive at the same time may be old or new.
+    /// Copies bytes from the buffer. Bytes that arrive during the call may have their old or new
+    /// values.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         self.buffer()?.read(offset, to)
     }
@@ -70,7 +71,8 @@ impl Region {
     }
 
     /// Reads an aligned quadword with one load, for programs that poll memory instead of
-    /// notifications. Data that arrived before it on the same connection is visible afterwards.
+    /// notifications. Data that arrived before the quadword on the same connection is visible
+    /// afterwards.
     pub fn load(&self, offset: u64) -> Result<u64> {
         let at = self.quadword(offset)?;
         Ok(self.buffer()?.mapping().load(at))
@@ -95,7 +97,7 @@ impl Region {
         Ok(offset as usize)
     }
 
-    /// Ends the registration and returns the buffer. After an error the memory is leaked, because
+    /// Ends the registration and returns the buffer. After an error, the memory is leaked, because
     /// the NIC may still access it.
     pub fn unregister(mut self) -> Result<Buffer> {
         self.end()
@@ -106,7 +108,7 @@ impl Region {
         let mut arg = self.arg;
         match self.port.backend.unregister(&mut arg) {
             Ok(()) => Ok(buffer),
-            // The driver ended all registrations of a removed NIC.
+            // The driver has ended all registrations of a removed NIC.
             Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(buffer),
             Err(e) => {
                 std::mem::forget(buffer);
@@ -119,7 +121,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.buffer.is_some() {
-            // After an error the memory is leaked. The error cannot be reported.
+            // After an error, the memory is leaked. The error cannot be reported.
             let _ = self.end();
         }
     }

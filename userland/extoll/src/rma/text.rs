@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Text for notifications.
+//! Notifications as text.
 
 use wire::rma::{Command, LockResult, NotificationWord};
 
-/// Returns the contents of a notification without its sender, as text. They depend on the command
-/// (HW §10.4). Accepts any words.
+/// Returns the contents of a notification without its sender, as text. The text depends on the
+/// command (HW §10.4). Any words are accepted.
 pub fn content(words: [u64; 2]) -> String {
     let (word0, word1) = (words[0], NotificationWord(words[1]));
     match Command::from_code(word1.command()) {

@@ -13,8 +13,8 @@ use protocol::nic::chunks::Chunk;
 use std::cell::Cell;
 use wire::rma::{DescriptorError, Direction};
 
-/// Entry of a call in the list of jobs. A ticket that is dropped before the job is complete gives
-/// it up.
+/// Entry of a call in the list of jobs. If the ticket is dropped before the job is complete, the
+/// job is given up.
 struct Ticket<'a> {
     port: &'a Port,
     id: Cell<Option<u64>>,
@@ -25,14 +25,14 @@ struct Ticket<'a> {
 }
 
 impl Ticket<'_> {
-    /// Ends the wait for the job. Returns the units that reported an error so far.
+    /// Ends the wait for the job. Returns the units that have reported an error.
     fn give_up(&self) -> u8 {
         self.id
             .take()
             .map_or(0, |id| self.port.queue().jobs.give_up(id))
     }
 
-    /// Fails if another call detected that the awaited notification is lost or may be lost.
+    /// Fails if another call has detected that the awaited notification is lost or may be lost.
     fn check(&self) -> Result<()> {
         let Some(posted) = self.posted.get() else {
             return Ok(());
@@ -52,16 +52,17 @@ impl Drop for Ticket<'_> {
 }
 
 /// Calls that wait for completion. A call that timed out or failed may leave commands outstanding.
-/// The port takes their late notifications for ten seconds. Until then, or until they arrived,
-/// calls with equal notifications post nothing and wait. Notifications are equal for the same peer
-/// and overlapping local memory, or the same lock. Such calls also wait for each other.
+/// The port absorbs their late notifications for ten seconds. During this time, calls with equal
+/// notifications post nothing and wait. Notifications are equal if they have the same peer and
+/// overlapping local memory, or the same lock. Concurrent calls with equal notifications also wait
+/// for each other.
 ///
-/// A GET that timed out may still write to the region. Do not post other commands with
-/// notifications on the same memory at the same time, because their notifications could be assigned
-/// to these calls.
+/// A GET that timed out may still write to the region. The program must not post other commands
+/// with notifications on the same memory at the same time, because their notifications could be
+/// assigned to these calls.
 impl Port {
-    /// Like [`Port::put`], but waits until the data was read from the region. The region may then
-    /// be changed. The peer may not have the data yet.
+    /// Writes `len` bytes of a region to `remote` and waits until the data was read from the
+    /// region. The region may then be changed. The data may arrive at the peer later.
     pub fn put_wait(
         &self,
         peer: &Peer,
@@ -78,7 +79,7 @@ impl Port {
         self.move_wait(peer, region, (offset, len), remote, notify, wait)
     }
 
-    /// Like [`Port::get`], but waits until the data is in the region.
+    /// Reads `len` bytes at `remote` and waits until the data is in the region.
     pub fn get_wait(
         &self,
         peer: &Peer,
@@ -95,8 +96,8 @@ impl Port {
         self.move_wait(peer, region, (offset, len), remote, notify, wait)
     }
 
-    /// Posts the commands of a transfer, up to four at a time, each with a notification. The result
-    /// is the first error.
+    /// Posts the commands of a transfer, at most four at a time, each with a notification. Returns
+    /// the first error.
     fn move_wait(
         &self,
         peer: &Peer,
@@ -128,8 +129,8 @@ impl Port {
         self.finish(peer, work, words, wait).map(drop)
     }
 
-    /// Fetch, compare and add at the peer: adds `add` to the lock if it is less than or equal to
-    /// `compare`. Waits for the result.
+    /// Performs a fetch-compare-and-add at the peer: adds `add` to the lock if the lock is less
+    /// than or equal to `compare`. Waits for the result.
     pub fn lock_wait(
         &self,
         peer: &Peer,
@@ -168,8 +169,8 @@ impl Port {
             posted: Cell::new(None),
             skipped: Cell::new(0),
         };
-        // The call posts the commands itself, and therefore knows whether their notifications
-        // interrupt.
+        // The call posts the commands itself and therefore knows whether their notifications raise
+        // interrupts.
         let sleep = match peer.options.irq {
             true => GUARD,
             false => SLICE,
@@ -179,8 +180,8 @@ impl Port {
             sleep,
             || self.step(peer, &work, &words, &ticket),
             || ticket.check(),
-            // Another call may move this call's notifications to its job. The call may also have to
-            // wait for room in the requester, or for a job with equal notifications.
+            // Another call may assign this call's notifications to its job. The call may also have
+            // to wait for a credit, or for a job with equal notifications.
             |jobs| ticket.id.get().is_some_and(|id| jobs.is_waiting(id)),
         );
         match (result, ticket.give_up()) {
@@ -189,7 +190,7 @@ impl Port {
         }
     }
 
-    /// Checks for the result, and posts commands while there is room.
+    /// Checks for the result, and posts commands while credits are available.
     fn step(
         &self,
         peer: &Peer,
@@ -256,7 +257,7 @@ pub(super) fn get_of(len: u32, local: u64, remote: u64) -> Operation {
 }
 
 /// Returns the number of commands that [`Port::put`] and [`Port::get`] post for `len` bytes. Each
-/// has its own notifications.
+/// command has its own notifications.
 pub fn commands(len: u64) -> u64 {
     len.div_ceil(u64::from(MAX_LEN)).max(1)
 }
