@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-/// BPF register. `R0` holds the result of calls and of the program. `R1` to `R5` are arguments of
-/// calls, which overwrite them. Calls preserve `R6` to `R9`. `R10` is the end of the stack.
+/// BPF register. `R0` receives the results of calls and of the program. `R1` to `R5` are arguments
+/// of calls, which overwrite them. Calls preserve `R6` to `R9`. `R10` is the end of the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -26,11 +26,12 @@ pub enum Reg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Helper {
-    /// `bpf_get_current_comm(to, size)`.
+    /// `bpf_get_current_comm(to, size)`: stores the name of the current task.
     CurrentComm = 16,
-    /// `bpf_current_task_under_cgroup(map, index)`: returns 1 if the task is in the control group.
+    /// `bpf_current_task_under_cgroup(map, index)`: returns 1 if the current task is in the control
+    /// group.
     CurrentUnderCgroup = 37,
-    /// `bpf_probe_read_kernel(to, size, from)`: returns 0 on success.
+    /// `bpf_probe_read_kernel(to, size, from)`: copies kernel memory and returns 0 on success.
     ProbeReadKernel = 113,
 }
 
@@ -51,18 +52,18 @@ pub struct Label(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum If {
-    /// Equal.
+    /// The operands are equal.
     Eq = 0x10,
-    /// First operand less than the second, as unsigned numbers.
+    /// The first operand is less than the second. Both are unsigned numbers.
     Lt = 0xa0,
-    /// Not equal.
+    /// The operands differ.
     Ne = 0x50,
 }
 
 /// Error of [`Program::finish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The target of a jump was not placed with [`Program::here`].
+    /// A jump's target was not set with [`Program::here`].
     NoPlace,
     /// A jump spans more than 32,767 instructions.
     TooFar,
@@ -96,9 +97,9 @@ const JA: u8 = 0x05;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Size {
-    /// 2 bytes.
+    /// Access of 2 bytes.
     Half = 0x08,
-    /// 8 bytes.
+    /// Access of 8 bytes.
     Double = 0x18,
 }
 
@@ -107,7 +108,7 @@ pub enum Size {
 pub struct Program {
     instructions: Vec<u64>,
     labels: Vec<Option<usize>>,
-    /// Jumps: index of the instruction, and target.
+    /// Jumps of the program: index of the instruction, and target.
     jumps: Vec<(usize, Label)>,
 }
 
@@ -127,35 +128,36 @@ impl Program {
         );
     }
 
-    /// Returns a new label. Place it with [`Program::here`].
+    /// Returns a new label, whose position [`Program::here`] sets.
     pub fn label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
-    /// Places the label before the next instruction.
+    /// Sets the position of the label to the next instruction.
     pub fn here(&mut self, label: Label) {
         if let Some(at) = self.labels.get_mut(label.0) {
             *at = Some(self.instructions.len());
         }
     }
 
-    /// `to = from`.
+    /// Appends `to = from`.
     pub fn mov(&mut self, to: Reg, from: Reg) {
         self.put(MOV64 | SOURCE_REG, to, from as u8, 0, 0);
     }
 
-    /// `to = value`.
+    /// Appends `to = value`.
     pub fn set(&mut self, to: Reg, value: i32) {
         self.put(MOV64, to, 0, 0, value);
     }
 
-    /// `to += value`.
+    /// Appends `to += value`.
     pub fn add(&mut self, to: Reg, value: i32) {
         self.put(ADD64, to, 0, 0, value);
     }
 
-    /// Masks the lower 32 bits of `to` with `bits` and clears the upper 32 bits.
+    /// Appends an instruction that masks the lower 32 bits of `to` with `bits` and clears the upper
+    /// 32 bits.
     pub fn and32(&mut self, to: Reg, bits: i32) {
         self.put(AND32, to, 0, 0, bits);
     }
@@ -165,37 +167,38 @@ impl Program {
         self.put(0, Reg::R0, 0, 0, high as i32);
     }
 
-    /// `to = value`, a 64-bit constant.
+    /// Appends `to = value` with a 64-bit constant.
     pub fn set64(&mut self, to: Reg, value: u64) {
         self.wide(to, Pseudo::Number, value as u32, (value >> 32) as u32);
     }
 
-    /// Sets `to` to a map, as an argument of helpers.
+    /// Appends an instruction that sets `to` to a map, which helpers take as an argument.
     pub fn set_map(&mut self, to: Reg, fd: i32) {
         self.wide(to, Pseudo::MapFd, fd as u32, 0);
     }
 
-    /// Sets `to` to the address of byte `offset` of the only value of an array.
+    /// Appends an instruction that sets `to` to the address of byte `offset` in the only value of
+    /// an array.
     pub fn set_map_value(&mut self, to: Reg, fd: i32, offset: u32) {
         self.wide(to, Pseudo::MapValue, fd as u32, offset);
     }
 
-    /// Loads `to` from memory at `from + offset`.
+    /// Appends a load of `to` from memory at `from + offset`.
     pub fn load(&mut self, size: Size, to: Reg, from: Reg, offset: i16) {
         self.put(CLASS_LDX | size as u8, to, from as u8, offset, 0);
     }
 
-    /// Adds `from` atomically to the 64-bit number at `to + offset`.
+    /// Appends an atomic addition of `from` to the 64-bit number at `to + offset`.
     pub fn atomic_add(&mut self, to: Reg, offset: i16, from: Reg) {
         self.put(CLASS_ATOMIC_DW, to, from as u8, offset, 0);
     }
 
-    /// Calls a kernel function.
+    /// Appends a call of a kernel function.
     pub fn call(&mut self, helper: Helper) {
         self.put(CALL, Reg::R0, 0, 0, helper as i32);
     }
 
-    /// Ends the program. `R0` is the result.
+    /// Appends the end of the program. `R0` is the result.
     pub fn exit(&mut self) {
         self.put(EXIT, Reg::R0, 0, 0, 0);
     }
@@ -204,25 +207,27 @@ impl Program {
         self.jumps.push((self.instructions.len(), label));
     }
 
-    /// Jumps to a label.
+    /// Appends a jump to a label.
     pub fn jump(&mut self, label: Label) {
         self.to(label);
         self.put(JA, Reg::R0, 0, 0, 0);
     }
 
-    /// Jumps to a label if the condition holds for two registers.
+    /// Appends a jump to a label that is taken if the condition is true for two registers.
     pub fn jump_if(&mut self, a: Reg, how: If, b: Reg, label: Label) {
         self.to(label);
         self.put(CLASS_JMP | SOURCE_REG | how as u8, a, b as u8, 0, 0);
     }
 
-    /// Jumps to a label if the condition holds for a register and a number.
+    /// Appends a jump to a label that is taken if the condition is true for a register and a
+    /// number.
     pub fn jump_if_value(&mut self, a: Reg, how: If, value: i32, label: Label) {
         self.to(label);
         self.put(CLASS_JMP | how as u8, a, 0, 0, value);
     }
 
-    /// Like [`Program::jump_if_value`], for the lower 32 bits of the register.
+    /// Appends a jump like [`Program::jump_if_value`], which compares only the lower 32 bits of the
+    /// register.
     pub fn jump_if32(&mut self, a: Reg, how: If, value: i32, label: Label) {
         self.to(label);
         self.put(CLASS_JMP32 | how as u8, a, 0, 0, value);
@@ -233,7 +238,7 @@ impl Program {
         for (at, label) in self.jumps {
             let to = self.labels.get(label.0).copied().flatten();
             let to = to.ok_or(Error::NoPlace)?;
-            // Offsets count from the instruction after the jump.
+            // Jump offsets count from the instruction after the jump.
             let offset = to as i64 - at as i64 - 1;
             let offset = i16::try_from(offset).map_err(|_| Error::TooFar)?;
             self.instructions[at] |= u64::from(offset as u16) << 16;
@@ -246,7 +251,7 @@ impl Program {
 mod tests {
     use super::*;
 
-    /// Returns the bytes of instructions in memory order.
+    /// Returns the bytes of the first instruction in memory order.
     fn one(write: impl FnOnce(&mut Program)) -> Vec<[u8; 8]> {
         let mut program = Program::new();
         write(&mut program);

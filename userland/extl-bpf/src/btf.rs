@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Reader for the kernel's type information (BTF, `/sys/kernel/btf/vmlinux`).
+//! Reader of the kernel's type information (BTF, `/sys/kernel/btf/vmlinux`).
 
 use std::fmt;
 
-/// Kinds of types that this module searches.
+/// Kind number of a structure in BTF.
 const STRUCT: u32 = 4;
 const FUNC: u32 = 12;
 
@@ -12,7 +12,7 @@ const FUNC: u32 = 12;
 pub enum Error {
     /// The data is not BTF or is truncated.
     Broken,
-    /// A kind of type that this program does not know, from a newer kernel.
+    /// A type has this kind, which the program does not know. The kernel may be newer.
     Kind(u32),
 }
 
@@ -27,7 +27,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A type: its number, and the bytes after its header.
+/// Type: its number, and the bytes after its header.
 struct Type<'a> {
     number: u32,
     name: u32,
@@ -48,7 +48,7 @@ fn word(bytes: &[u8], at: usize) -> Result<u32, Error> {
     ))
 }
 
-/// Returns the bytes after the header of a type of this kind with `members` members.
+/// Returns the number of bytes after the header of a type of this kind with `members` members.
 fn behind(kind: u32, members: usize) -> Result<usize, Error> {
     Ok(match kind {
         // Pointer, forward, typedef, volatile, const, restrict, function, float, type tag.
@@ -96,7 +96,7 @@ impl<'a> Btf<'a> {
         while at < self.types.len() {
             number += 1;
             let info = word(self.types, at + 4)?;
-            // Older kernels use fewer bits for both fields. Their other bits are 0.
+            // Older kernels use fewer bits for both fields. All other bits are 0.
             let (kind, members) = ((info >> 24) & 0x7f, info & 0x00ff_ffff);
             let end = at + 12 + behind(kind, members as usize)?;
             let found = Type {
@@ -119,8 +119,8 @@ impl<'a> Btf<'a> {
         Ok(found.map(|t| t.number))
     }
 
-    /// Returns the byte offset of a member of a structure. Returns `None` for a missing member and
-    /// for one that is not byte-aligned.
+    /// Returns the byte offset of a member of a structure. Returns `None` if the member is missing
+    /// or not byte-aligned.
     pub fn offset(&self, structure: &str, member: &str) -> Result<Option<u32>, Error> {
         let found = self.find(|t| t.kind == STRUCT && self.is_called(t.name, structure))?;
         for m in found.map_or(&[][..], |t| t.rest).chunks_exact(12) {
@@ -199,8 +199,8 @@ mod tests {
     fn what_is_broken_is_refused() {
         let bytes = sample(12);
         for len in 0..bytes.len() {
-            // Truncated data never causes a panic. The names are last, so that some may still be
-            // found.
+            // Truncated data must never cause a panic. The names are at the end of the data, so
+            // that some types may still be found.
             if let Ok(btf) = Btf::parse(&bytes[..len]) {
                 let _ = (btf.function("f"), btf.offset("s", "b"));
             }
@@ -209,7 +209,7 @@ mod tests {
         let unknown = sample(25);
         let btf = Btf::parse(&unknown).unwrap();
         assert_eq!(btf.function("f"), Err(Error::Kind(25)));
-        // A type with missing members.
+        // This type lacks members.
         let mut cut = sample(12);
         cut[12] = 40;
         let btf = Btf::parse(&cut).unwrap();
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_kernel_of_this_machine_can_be_read() {
-        // The file is missing on kernels without BTF.
+        // Only kernels with BTF have this file.
         if let Ok(bytes) = std::fs::read("/sys/kernel/btf/vmlinux") {
             let btf = Btf::parse(&bytes).unwrap();
             assert_eq!(btf.offset("list_head", "next"), Ok(Some(0)));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The BPF program of `extlctl enable`, which replaces TCP sockets by AF_EXTL sockets when programs
-//! create them.
+//! BPF program of `extlctl enable`. It replaces TCP sockets by AF_EXTL sockets when programs create
+//! them.
 //!
-//! [`switch`] generates the program as instructions ([`asm`]) for the addresses and types that
-//! [`symbols`] and [`btf`] find in the running kernel. [`sys`] contains the system calls that load,
-//! attach and pin the program. It uses no BPF library: the maintained ones lack programs that
-//! modify return values, or require a C library and a compiler for some sixty instructions.
+//! [`switch`] generates the instructions of the program ([`asm`]). The instructions contain
+//! addresses and type information that [`symbols`] and [`btf`] find in the running kernel. [`sys`]
+//! contains the system calls that load, attach and pin the program. No BPF library is used. The
+//! maintained ones lack programs that modify return values, or they require a C library and a
+//! compiler, but the program has only about sixty instructions.
 #![deny(missing_docs)]
 
 pub mod asm;

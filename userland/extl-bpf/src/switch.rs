@@ -1,73 +1,75 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The BPF program. The kernel runs it for every call of `socket()`, before the function
-//! `update_socket_protocol(family, type, protocol)`. The result is the protocol to use. The result
-//! 0 runs the function itself, which returns the requested protocol.
+//! Generator of the BPF program. The kernel runs the program for every call of `socket()`, before
+//! the function `update_socket_protocol(family, type, protocol)`. The program returns the protocol
+//! to use. If it returns 0, the kernel runs the function itself, which returns the requested
+//! protocol.
 //!
 //! The module af_extl may be unloaded while the program is attached. The program therefore returns
-//! the module's protocol only if it is registered. It searches the kernel's lists of protocols
-//! (`inetsw[SOCK_STREAM]`, `inetsw6[SOCK_STREAM]`), which `socket()` searches afterwards. An entry
-//! of a module that is being unloaded does not count ([`Owner`]).
+//! the module's protocol only while this protocol is registered. It searches the kernel's lists of
+//! protocols (`inetsw[SOCK_STREAM]`, `inetsw6[SOCK_STREAM]`), which `socket()` searches afterwards.
+//! It ignores an entry of a module that is being unloaded ([`Owner`]).
 //!
-//! The module waits for an RCU grace period before it unregisters the protocol, so a `socket()`
-//! call whose protocol was replaced earlier finds the protocol. The call fails only if the kernel
-//! preempts it for longer than the grace period and cannot load the module again.
+//! The module waits for an RCU grace period before it unregisters the protocol. A `socket()` call
+//! whose protocol was replaced earlier therefore finds the protocol. The call fails only if the
+//! kernel preempts it for longer than the grace period and cannot load the module again.
 
 use crate::asm::{Error, Helper, If, Program, Reg, Size};
 
 /// Maximum number of list entries that the program checks.
 const ENTRIES: i32 = 64;
-/// Bytes of a program's name with the terminating 0 (`TASK_COMM_LEN`).
+/// Size of a program's name in bytes, including the terminating 0 (`TASK_COMM_LEN`).
 pub const COMM: usize = 16;
-/// Maximum number of program names. With more, jumps of the program could be too long.
+/// Maximum number of program names. With more names, jumps of the program could be too long.
 pub const MAX_NAMES: usize = 64;
 
-/// Byte offset in the state array of the number of replaced sockets.
+/// Byte offset in the state array of the counter of replaced sockets.
 pub const SWITCHED: u32 = 0;
-/// Byte offset in the state array of the number of sockets that kept TCP because the module was not
+/// Byte offset in the state array of the counter of sockets that use TCP because the module was not
 /// loaded.
 pub const ABSENT: u32 = 8;
-/// Byte offset in the state array of the text that the user of this crate stores there.
+/// Byte offset in the state array of a text that the user of this crate stores.
 pub const NOTES: usize = 16;
 
-/// Offsets that lead from a list entry to the state of its module.
+/// Byte offsets of the pointers and members that lead from a list entry to the state of its module.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Owner {
-    /// Offset of the pointer to the operations, in a list entry.
+    /// Byte offset of the pointer to the operations in a list entry.
     pub ops: u32,
-    /// Offset of the pointer to the module, in the operations.
+    /// Byte offset of the pointer to the module in the operations.
     pub module: u32,
-    /// Offset of the state, in the module.
+    /// Byte offset of the state in the module.
     pub state: u32,
 }
 
-/// State of a loaded module (`MODULE_STATE_LIVE`).
+/// Value `MODULE_STATE_LIVE` of a loaded module's state.
 const LIVE: i32 = 0;
 
 /// Parameters of the program.
 #[derive(Clone, Debug, Default)]
 pub struct Switch {
-    /// Protocol number of the replaced sockets.
+    /// Protocol number of the sockets that replace TCP sockets.
     pub protocol: u16,
-    /// Addresses of the kernel's lists of stream protocols for IPv4 and IPv6. Sockets of a version
-    /// without an address keep their protocol.
+    /// Addresses of the kernel's lists of stream protocols for IPv4 and IPv6. If an address is
+    /// `None`, sockets of this IP version keep their protocol.
     pub lists: [Option<u64>; 2],
-    /// Offset of the protocol number in a list entry.
+    /// Byte offset of the protocol number in a list entry.
     pub protocol_offset: u32,
-    /// Offset of the list links in a list entry.
+    /// Byte offset of the list links in a list entry.
     pub list_offset: u32,
-    /// Offsets that lead to the state of an entry's module.
+    /// Byte offsets that lead to the state of an entry's module.
     pub owner: Owner,
-    /// Map with the control group whose programs are selected; `None` for all programs.
+    /// Descriptor of the map with the control group whose programs are selected; `None` for all
+    /// programs.
     pub cgroup_map: Option<i32>,
-    /// Names of the selected programs; empty for all.
+    /// Names of the selected programs; empty for all programs.
     pub only: Vec<String>,
-    /// Names of programs that keep TCP.
+    /// Names of programs that use TCP.
     pub not: Vec<String>,
-    /// Descriptor of the state array.
+    /// File descriptor of the state array.
     pub state_map: i32,
 }
 
-/// Returns a name in the kernel's form: truncated, padded with zeros, as two words.
+/// Returns a name in the kernel's form: truncated, padded with zeros, and split into two words.
 fn comm(name: &str) -> [u64; 2] {
     let mut bytes = [0; COMM];
     for (to, from) in bytes.iter_mut().zip(name.bytes().take(COMM - 1)) {
@@ -87,14 +89,14 @@ impl Switch {
         let mut p = Program::new();
         let [leave, v4, v6, found, done] = std::array::from_fn(|_| p.label());
         p.mov(R6, R1);
-        // Arguments are 64-bit words. An int is in the lower half.
+        // Arguments are 64-bit words. An `int` argument is the lower half of its word.
         p.load(Size::Double, R2, R6, 8);
         p.and32(R2, 0xf);
-        p.jump_if32(R2, If::Ne, 1, leave); // SOCK_STREAM
+        p.jump_if32(R2, If::Ne, 1, leave); // type SOCK_STREAM
         let asked = p.label();
         p.load(Size::Double, R2, R6, 16);
         p.jump_if32(R2, If::Eq, 0, asked);
-        // IPPROTO_MPTCP: servers written in Go request it by default, and accept TCP.
+        // Protocol IPPROTO_MPTCP. Servers written in Go request it by default and accept TCP.
         p.jump_if32(R2, If::Eq, 262, asked);
         p.jump_if32(R2, If::Ne, 6, leave); // IPPROTO_TCP
         p.here(asked);
@@ -121,7 +123,8 @@ impl Switch {
             p.jump_if32(R0, If::Ne, 1, leave);
         }
         self.names(&mut p, leave);
-        // Search the list: R9 is an entry, R7 the head, R8 the number of checked entries.
+        // The loop searches the list. R9 is an entry, R7 the head, R8 the number of checked
+        // entries.
         let (next, listed) = (p.label(), p.label());
         let absent = p.label();
         p.mov(R9, R7);
@@ -146,7 +149,7 @@ impl Switch {
             p.jump_if32(R0, If::Ne, 0, absent);
             p.load(Size::Double, R9, R10, -8);
         }
-        // The lower half of the int, which comes first on little-endian machines.
+        // Reads the lower two bytes of the int, which come first on little-endian machines.
         read(&mut p, 2, R9, state as i32);
         p.jump_if32(R0, If::Ne, 0, absent);
         p.load(Size::Half, R1, R10, -8);
@@ -164,7 +167,7 @@ impl Switch {
         p.finish()
     }
 
-    /// Jumps to `leave` if the name of the current program is not selected.
+    /// Appends a jump to `leave` that is taken if the name of the current program is not selected.
     fn names(&self, p: &mut Program, leave: crate::asm::Label) {
         use Reg::*;
         if self.only.is_empty() && self.not.is_empty() {
@@ -201,7 +204,7 @@ impl Switch {
     }
 }
 
-/// Reads kernel memory into the last bytes of the stack. `R0` is 0 on success.
+/// Appends a read of kernel memory into the last bytes of the stack. `R0` is 0 on success.
 fn read(p: &mut Program, bytes: i32, from: Reg, offset: i32) {
     p.mov(Reg::R3, from);
     p.add(Reg::R3, offset);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Addresses of kernel symbols (`/proc/kallsyms`).
 
-/// Returns the address of a variable of the kernel itself, not of a module. Returns `None` if there
-/// is no such variable, if several have the name, or if the kernel hides addresses from this user
-/// (they are 0).
+/// Returns the address of a variable of the kernel itself, not of a module. Returns `None` if the
+/// variable does not exist or several variables have the name. The result is also `None` if the
+/// kernel hides addresses from this user, for whom they are 0.
 pub fn variable(text: &str, name: &str) -> Option<u64> {
     let mut found = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();

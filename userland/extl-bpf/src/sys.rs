@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Calls of bpf(2). All may sleep, and require the capabilities that the manual page names.
+//! Calls of bpf(2). All calls may sleep, and require the capabilities that the manual page names.
 
 use std::ffi::CString;
 use std::fs;
@@ -21,12 +21,13 @@ const MAP_TYPE_CGROUP_ARRAY: u32 = 8;
 const PROG_TYPE_TRACING: u32 = 26;
 const MODIFY_RETURN: u32 = 26;
 
-/// Licence of the program. Some kernel functions are reserved for GPL-compatible programs.
+/// Licence of the program. The kernel permits some functions only in programs with a GPL-compatible
+/// licence.
 const LICENCE: &std::ffi::CStr = c"Dual MIT/GPL";
-/// Bytes for the messages of the kernel's verifier.
+/// Size of the buffer for messages of the kernel's verifier, in bytes.
 const LOG_BYTES: usize = 256 << 10;
 
-/// `union bpf_attr`: fields are set by offset, all others are 0.
+/// `union bpf_attr`. Fields are set by their offsets, and all other bytes are 0.
 struct Attr([u8; 128]);
 
 impl Attr {
@@ -47,7 +48,7 @@ impl Attr {
         self.put(at, &fd.to_ne_bytes())
     }
 
-    /// Sets an address. The memory must stay valid until the call.
+    /// Sets a field to an address. The memory must stay valid until the call.
     fn memory<T>(self, at: usize, memory: *const T) -> Self {
         self.put(at, &(memory as u64).to_ne_bytes())
     }
@@ -57,8 +58,8 @@ impl Attr {
     /// Memory that the fields refer to must be valid for the accesses of the command.
     unsafe fn call(mut self, command: libc::c_int) -> Result<libc::c_int> {
         let size = self.0.len();
-        // SAFETY: the union has `size` bytes. The memory that it refers to is valid as guaranteed
-        // by the caller.
+        // SAFETY: the union has `size` bytes. The caller guarantees that the memory to which it
+        // refers is valid.
         let result = unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_mut_ptr(), size) };
         match result {
             -1 => Err(Error::last_os_error()),
@@ -68,11 +69,12 @@ impl Attr {
 
     /// # Safety
     ///
-    /// As for [`Attr::call`]. In addition, the command must return a descriptor.
+    /// Memory that the fields refer to must be valid for the accesses of the command. The command
+    /// must return a descriptor.
     unsafe fn open(self, command: libc::c_int) -> Result<OwnedFd> {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller meets the safety requirements of this function.
         let fd = unsafe { self.call(command)? };
-        // SAFETY: the kernel created the descriptor in this call, and nothing else owns it.
+        // SAFETY: the kernel created the descriptor in this call, and no other object owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
@@ -96,7 +98,7 @@ fn new_map(kind: u32, bytes: u32, name: &[u8]) -> Result<OwnedFd> {
 }
 
 impl Array {
-    /// Creates an array whose value is zeros.
+    /// Creates an array whose value consists of zeros.
     pub fn new(bytes: u32) -> Result<Self> {
         let fd = new_map(MAP_TYPE_ARRAY, bytes, b"extl_state")?;
         let bytes = bytes as usize;
@@ -123,7 +125,7 @@ impl Array {
         }
     }
 
-    /// Returns the value.
+    /// Returns the value of the array.
     pub fn read(&self) -> Result<Vec<u8>> {
         let (key, mut value) = (0u32, vec![0u8; self.bytes]);
         let attr = Attr::new()
@@ -136,7 +138,7 @@ impl Array {
         Ok(value)
     }
 
-    /// Sets the value: pads it with zeros, or truncates it.
+    /// Sets the value of the array. Pads it with zeros or truncates it.
     pub fn write(&self, value: &[u8]) -> Result<()> {
         let mut value = value.to_vec();
         value.resize(self.bytes, 0);
@@ -145,7 +147,8 @@ impl Array {
             .fd(0, self.fd.as_raw_fd())
             .memory(8, &raw const key)
             .memory(16, value.as_ptr());
-        // SAFETY: as in `read()`, except that the kernel reads `value`.
+        // SAFETY: the map is an array with values of `bytes` bytes, the length of `value`, and keys
+        // of 4 bytes.
         unsafe { attr.call(MAP_UPDATE).map(drop) }
     }
 }
@@ -156,8 +159,8 @@ impl AsFd for Array {
     }
 }
 
-/// Creates a map that holds a reference to a control group, given by a descriptor of its cgroup2
-/// directory.
+/// Creates a map that contains a reference to a control group. `directory` is a descriptor of the
+/// group's cgroup2 directory.
 pub fn cgroup(directory: BorrowedFd<'_>) -> Result<OwnedFd> {
     let map = new_map(MAP_TYPE_CGROUP_ARRAY, 4, b"extl_cgroup")?;
     let (key, value) = (0u32, directory.as_raw_fd());
@@ -170,8 +173,8 @@ pub fn cgroup(directory: BorrowedFd<'_>) -> Result<OwnedFd> {
     Ok(map)
 }
 
-/// Loads a program that modifies the return value of a function, given by its number in the
-/// kernel's BTF. The error contains the last messages of the kernel's verifier.
+/// Loads a program that modifies the return value of a function. `function` is the function's
+/// number in the kernel's BTF. The error contains the last messages of the kernel's verifier.
 pub fn load(instructions: &[u64], function: u32) -> Result<OwnedFd> {
     let count = u32::try_from(instructions.len()).map_err(|_| ErrorKind::InvalidInput)?;
     let attr = || {
@@ -187,7 +190,7 @@ pub fn load(instructions: &[u64], function: u32) -> Result<OwnedFd> {
     // SAFETY: the kernel reads `count` instructions and the zero-terminated licence.
     let error = match unsafe { attr().open(PROG_LOAD) } {
         Ok(fd) => return Ok(fd),
-        // The verifier reports EACCES. Its error kind is that of EPERM.
+        // The verifier reports EACCES, whose `ErrorKind` is the same as that of EPERM.
         Err(e) if e.raw_os_error() == Some(libc::EPERM) => return Err(e),
         Err(e) => e,
     };
@@ -196,7 +199,8 @@ pub fn load(instructions: &[u64], function: u32) -> Result<OwnedFd> {
         .word(24, 1)
         .word(28, LOG_BYTES as u32)
         .memory(32, log.as_mut_ptr());
-    // SAFETY: as above, and the log has `LOG_BYTES` bytes.
+    // SAFETY: the kernel reads `count` instructions and the zero-terminated licence, and writes at
+    // most `LOG_BYTES` bytes to the log.
     if let Ok(fd) = unsafe { again.open(PROG_LOAD) } {
         return Ok(fd);
     }
@@ -210,8 +214,8 @@ pub fn load(instructions: &[u64], function: u32) -> Result<OwnedFd> {
     ))
 }
 
-/// Attaches a program of [`load`] to its function. It stays attached while the returned link is
-/// open or pinned.
+/// Attaches a program that [`load`] returned to its function. The program stays attached while the
+/// returned link is open or pinned.
 pub fn attach(program: BorrowedFd<'_>) -> Result<OwnedFd> {
     let attr = Attr::new()
         .fd(0, program.as_raw_fd())
@@ -257,8 +261,8 @@ mod tests {
 
     #[test]
     fn errors_are_those_of_the_kernel() {
-        // Missing paths and a descriptor that is not a BPF object result in errors, with any
-        // privileges.
+        // Missing paths, and a descriptor that is not a BPF object, must result in errors,
+        // regardless of the privileges.
         assert!(Array::at(Path::new("/nonexistent/x")).is_err());
         assert!(attach(std::io::stdin().as_fd()).is_err());
         assert!(pin(std::io::stdin().as_fd(), Path::new("/nonexistent/x")).is_err());

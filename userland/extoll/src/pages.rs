@@ -184,8 +184,8 @@ impl<const N: usize> Sender<N> {
         }
     }
 
-    /// Fails if the packet was lost. Also fails after two losses since the packet was posted,
-    /// because the state of the packet is then unknown.
+    /// Fails if the packet was lost. If two losses occurred since the packet was posted, its state
+    /// is unknown, and the function fails, too.
     fn check_posted(&self, posted: Posted) -> Result<()> {
         match &self.last_loss {
             Some(loss) if self.losses > posted.losses => {

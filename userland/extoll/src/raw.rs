@@ -280,7 +280,8 @@ impl BlockedSignals {
         };
         let before: *const libc::sigset_t = &self.before;
         // This uses the system call instead of the C library's ppoll(), because that function is a
-        // cancellation point and Rust code must not be cancelled. SAFETY: the list and the time are
+        // cancellation point and Rust code must not be cancelled.
+        // SAFETY: the list and the time are
         // valid during the call, which writes only to them. The call reads the first eight bytes of
         // the mask, and glibc's type is longer.
         let ready = unsafe {

@@ -125,7 +125,7 @@ impl Link {
     pub fn look(&self, fd: BorrowedFd<'_>) -> Result<()> {
         self.check()?;
         match self.pause(&BlockedSignals::new(), fd, Duration::ZERO) {
-            // A signal must not end a call that does not wait.
+            // This call does not wait, and only calls that wait end because of a signal.
             Err(Error::Interrupted) => Ok(()),
             other => other,
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Errors of calls with invalid arguments, which send nothing.
+//! Tests of errors from calls with invalid arguments, which must send nothing.
 
 mod fake;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! RMA ports on a simulated device in memory.
+//! Tests of RMA ports on a simulated device in memory.
 
 mod fake;
 
@@ -22,7 +22,7 @@ fn device() -> Arc<Fake> {
     Fake::new((QUEUE_AT, 16), &values.map(|(n, v)| (0x8004_6B00 + n, v)))
 }
 
-/// The simulated NIC: requester pages, state, notification queue.
+/// Simulated NIC: requester pages, state and notification queue.
 struct Nic {
     fake: Arc<Fake>,
     requester: Mapping,
@@ -64,7 +64,7 @@ impl Nic {
             std::thread::yield_now();
         }
         let words = [0, 8, 16].map(|o| self.requester.load(TE * PAGE + o));
-        // Clear the command before there is room for the next one.
+        // The command is cleared before the program gets a credit for the next one.
         self.requester.store(TE * PAGE + 16, 0);
         self.commit();
         Descriptor::decode(words).unwrap()
@@ -81,7 +81,7 @@ impl Nic {
         self.requester.load(TE * PAGE + 16) != 0
     }
 
-    /// Writes the notification that the origin of a put, get or lock gets.
+    /// Writes the notification that the origin of a put, get or lock receives.
     fn answer(&mut self, d: &Descriptor, error: u8) {
         use NotificationType::{Completer, Requester};
         let (kind, command, local, len) = match d.op {
@@ -188,7 +188,7 @@ fn a_put_reaches_the_requester_page_and_its_notification_ends_the_wait() {
         }
     );
     assert_eq!(d.notify.bits(), 1);
-    // Notifications that do not belong to the call: of another peer, and of an older put.
+    // These notifications do not belong to the call: one of another peer, and one of an older put.
     let mut other = note(NotificationType::Requester, Command::BytePut, nla + 4960);
     other.vpid = Vpid::from(8);
     nic.notify(&other);
@@ -230,7 +230,8 @@ fn an_error_ends_the_call_whose_command_it_names_and_no_other() {
     });
     let d = nic.next();
     let mut foreign = vec![
-        // A put of a peer into this port; gets at lower and higher addresses, and of another port.
+        // These notifications belong to a put of a peer into this port, to gets at lower and higher
+        // addresses, and to a get of another port.
         note(NotificationType::Completer, Command::BytePut, nla),
         note(
             NotificationType::Completer,
@@ -267,7 +268,8 @@ fn an_error_ends_the_call_whose_command_it_names_and_no_other() {
     assert_eq!(port.try_notification().unwrap(), None);
 }
 
-/// The first call times out. The second call has equal notifications and must get its own.
+/// Makes a first call that times out, and a second call with equal notifications. The second call
+/// must receive its own notification.
 fn twice<T: Send + 'static>(
     call: impl Fn(&Port, &Region, Wait) -> extoll::Result<T> + Clone + Send + 'static,
 ) -> T {
@@ -305,7 +307,7 @@ fn late_notifications_are_nobody_elses() {
     nic.answer(&d, 4);
     assert_eq!(port.try_notification().unwrap(), None);
     assert_eq!(port.peek(|_| true).unwrap(), Found::Others(0));
-    // A later notification of the same kind goes to the program.
+    // A later notification of the same kind belongs to the program.
     nic.answer(&d, 0);
     assert!(port.try_notification().unwrap().is_some());
 }
@@ -323,7 +325,7 @@ fn two_threads_wait_on_one_port_each_for_its_own() {
     let one = nic.next();
     let second = ask(64);
     let other = nic.next();
-    // A third call takes notifications that belong to no job.
+    // A third call receives notifications that belong to no job.
     let third = spawn(&port, |port| port.notification(later()));
     nic.answer(&other, 2);
     assert!(matches!(second.join().unwrap(), Err(Error::Transfer(2))));
@@ -381,7 +383,7 @@ fn packets_that_are_given_up_end_all_calls_that_wait_for_them() {
         let result = waiting.join().unwrap();
         assert!(matches!(result, Err(Error::Lost { .. })), "{result:?}");
     }
-    // The loss was reported, and the port remains usable.
+    // The loss was reported once, and the port remains usable.
     port.drain(soon()).unwrap();
     assert_eq!(port.counters().lost, 2);
     nic.secretive = false;
@@ -406,7 +408,7 @@ fn lost_notifications_end_all_calls_that_wait_for_some() {
         assert!(matches!(result, Err(Error::Skipped(1))), "{result:?}");
     }
     assert_eq!(port.counters().skipped, 1);
-    // Later calls are not affected, and a new queue keeps the counter.
+    // Later calls are not affected by the loss, and a new queue keeps the counter.
     nic.next = 1;
     let waiting = spawn(&port, move |port| {
         port.get_wait(&peer(), &region, 128, 64, Nla(0), later())
@@ -454,8 +456,8 @@ fn long_transfers_post_all_commands_or_none_and_each_notifies() {
         port.put(&peer(), &region, 0, 0, Nla(0), all),
         Err(Error::Descriptor(_))
     ));
-    // There is room for one command, but not for two. The NIC has confirmed one of the two commands
-    // above.
+    // One credit is available, but the call needs two. The NIC has confirmed one of the two
+    // commands above.
     for n in 0..253 {
         port.notify(&peer(), 0, n).unwrap();
     }
@@ -464,8 +466,8 @@ fn long_transfers_post_all_commands_or_none_and_each_notifies() {
     port.notify(&peer(), 0, 0).unwrap();
 }
 
-/// Runs a put of three commands, with room for one at a time. `errors` are the errors in its
-/// notifications.
+/// Runs a put of three commands, with a credit for one command at a time. `errors` are the errors
+/// in the notifications of the commands.
 fn split(errors: [u8; 3]) -> extoll::Result<()> {
     let fake = device();
     let port = Arc::new(Port::with_backend(fake.clone()).unwrap());
@@ -527,7 +529,7 @@ fn a_lock_reports_its_outcome() {
             add: 1
         }
     ));
-    // Notification of another lock.
+    // This notification belongs to another lock.
     nic.notify(&note(
         NotificationType::Completer,
         Command::LockResponse,
@@ -556,7 +558,7 @@ fn regions_keep_their_port_and_a_refusal_leaks_instead_of_freeing() {
     fake.driver().refuse = Some(libc::EINTR);
     let address = fake.driver().regions.values().next().copied();
     assert!(matches!(region.unregister(), Err(Error::Os { .. })));
-    // The memory is still mapped, as /proc/self/maps shows.
+    // /proc/self/maps must show that the memory is still mapped.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let address = address.unwrap();
     let inside = |line: &str| {
@@ -576,8 +578,8 @@ fn the_time_of_a_sleeper_ends() {
     let wait = Wait::for_at_most(Duration::from_millis(40)).sleeping();
     assert!(matches!(port.notification(wait), Err(Error::Timeout)));
     let nic = Nic::new(&fake);
-    // Bit 32 of the read pointer requests an interrupt. The pointer is at the last slot, because no
-    // entry was read.
+    // Bit 32 of the read pointer requests an interrupt. The pointer contains the last slot, because
+    // no entry was read.
     assert_eq!(nic.queue.load(0), (1 << 32) | 4095);
     assert!(port.counters().sleeps > 0);
 }
@@ -591,10 +593,10 @@ fn a_transfer_in_pieces_keeps_its_deadline() {
         port.notify(&peer(), 0, 0).unwrap();
     }
     let start = Instant::now();
-    // There is room for the first command only.
+    // A credit is available only for the first command.
     let result = port.put_wait(&peer(), &region, 0, (8 << 20) + 1, Nla(0), soon());
     assert!(matches!(result, Err(Error::Timeout)), "{result:?}");
-    // The call does not wait for the answer to the first command, which may take 10 seconds.
+    // The call must not wait for the answer to the first command, which may take 10 seconds.
     assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(port.counters().posted, 255);
 }
@@ -671,7 +673,7 @@ fn bindings_get_addresses_and_free_in_any_order() {
         other => panic!("{other:?}"),
     };
     let (second, third) = (lend(2), lend(3));
-    // A notification whose address was returned is not found by other calls.
+    // Other calls do not find a notification whose address was returned.
     assert_eq!(port.peek(|w| w[0] == 2).unwrap(), Found::Others(1));
     assert!(port.free(second));
     assert!(!port.free(second));
@@ -696,7 +698,7 @@ fn two_threads_never_get_the_same_notification() {
         spawn(&port, move |port| {
             let round = |_| {
                 let found = port.peek_wait(later(), |_| true).unwrap();
-                // Both threads get a notification before either frees one.
+                // Both threads receive a notification before one of them frees its notification.
                 both.wait();
                 let freed = port.free(found);
                 both.wait();
@@ -722,7 +724,7 @@ fn a_queue_that_cannot_be_changed_is_kept_or_missed_but_never_touched() {
     let refuse = |maps| fake.driver().refuse_maps = maps;
     let n = note(NotificationType::Completer, Command::BytePut, 1);
     nic.notify(&n);
-    // The driver rejects the size, and the queue stays unchanged.
+    // The driver rejects the size. The queue stays unchanged.
     assert!(port.resize_queue(5000, 4096).is_err());
     assert_eq!(port.try_notification().unwrap(), Some(n));
     // The driver cannot create the queue. The port gets a new queue of the old size.

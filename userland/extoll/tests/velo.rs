@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! VELO ports on a simulated device in memory.
+//! Tests of VELO ports on a simulated device in memory.
 
 mod fake;
 
@@ -40,7 +40,7 @@ fn to() -> To {
 }
 
 /// Opens a port and sends the maximum number of outstanding packets. Returns the port and the page
-/// with the state that confirms them.
+/// of the state word, through which a test can confirm the packets.
 fn full(fake: &Arc<Fake>) -> (Arc<Port>, Mapping) {
     let port = Arc::new(Port::with_backend(fake.clone()).unwrap());
     for _ in 0..255 {
@@ -61,7 +61,7 @@ fn eventually(seen: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Writes a message into the mailbox like the NIC, beginning at `slot`. Returns the next slot.
+/// Writes a message into the mailbox from `slot` on, as the NIC does. Returns the next slot.
 fn deliver(
     mailbox: &Mapping,
     size: SlotSize,
@@ -128,8 +128,8 @@ fn a_message_is_one_packet() {
     assert_eq!(port.counters().posted, 1);
 }
 
-/// One thread takes the message that another thread sleeps for. The sleeping thread must get the
-/// next message.
+/// One thread receives the message for which another thread sleeps. The sleeping thread must
+/// receive the next message.
 #[test]
 fn a_sleeper_waits_for_the_slot_behind_what_others_took() {
     let fake = device(128);
@@ -139,7 +139,7 @@ fn a_sleeper_waits_for_the_slot_behind_what_others_took() {
         let port = port.clone();
         std::thread::spawn(move || port.recv(later().sleeping()))
     };
-    // After sleeps of 1, 1, 2, 4 … ms the next sleep takes longer than the rest of the test.
+    // After sleeps of 1, 1, 2, 4 … ms, the next sleep takes longer than the remaining test.
     assert!(eventually(|| port.counters().sleeps > 10));
     let asked = |slot| fake.driver().armed.contains(&slot);
     let next = deliver(&mailbox, SlotSize::B128, 0, FROM, 1, b"first");
@@ -155,7 +155,7 @@ fn an_idle_receiver_hardly_ever_wakes_up() {
     let fake = device(128);
     let port = Port::with_backend(fake.clone()).unwrap();
     assert!(matches!(port.recv(ms(3000)), Err(Error::Timeout)));
-    // Sleeps of 1, 1, 2, 4 … 512 ms, then one per second.
+    // The sleeps take 1, 1, 2, 4 … 512 ms, and then one second each.
     let sleeps = port.counters().sleeps;
     assert!(sleeps < 20, "{sleeps} sleeps");
 }
@@ -233,7 +233,7 @@ fn without_the_call_the_register_asks_for_the_interrupt() {
     assert_eq!(port.counters().woken, 0);
 }
 
-/// A sender or a drain that waits must not delay the deadline of a receiver.
+/// A thread that sends or drains must not delay the deadline of a receiving thread.
 #[test]
 fn a_receiver_keeps_its_deadline_while_others_wait() {
     for drains in [false, true] {
@@ -267,7 +267,7 @@ fn an_event_loop_is_told_to_look_again_while_packets_are_unconfirmed() {
     port.try_send(&to(), b"question").unwrap();
     let first = state.load(0);
     assert!(port.arm().unwrap().is_some());
-    // The NIC drops the packet: retry, one dropped.
+    // The NIC drops the packet: the retry bit is set, and one packet is counted as dropped.
     state.store(0, 0);
     state.store(PAGE, (1 << 32) | (1 << 56));
     assert!(port.arm().unwrap().is_some());
@@ -283,8 +283,8 @@ fn a_lost_write_is_skipped_and_told() {
         let fake = device(64);
         let port = Port::with_backend(fake.clone()).unwrap();
         let mailbox = fake.view(2 * PAGE as u64, PAGE + MAILBOX);
-        // A message of two slots whose second slot was lost, a lost message, and a message that
-        // arrived.
+        // The mailbox has a message of two slots whose second slot was lost, then a lost message,
+        // then a message that arrived.
         deliver(&mailbox, SlotSize::B64, 0, FROM, 1, &[1; 100]);
         mailbox.store(PAGE + 120, 0);
         deliver(&mailbox, SlotSize::B64, 3, FROM, 2, &[2; 20]);

@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Selection of programs and sockets that get `IPPROTO_EXTL` instead of TCP.
+//! Selection of programs and sockets for which `IPPROTO_EXTL` replaces TCP.
 
 use libc::{
     c_int, AF_INET, AF_INET6, IPPROTO_MPTCP, IPPROTO_TCP, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM,
 };
 
-/// `IPPROTO_EXTL` of extoll/af_extl.h.
+/// Constant `IPPROTO_EXTL` of extoll/af_extl.h.
 const IPPROTO_EXTL: c_int = 259;
 
-/// Setting for a process, read from its environment.
+/// Setting of a process, read from its environment.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Choice {
-    /// Protocol number for all TCP sockets of the process.
+    /// Protocol number that replaces TCP in all sockets of the process.
     Protocol(c_int),
-    /// The process keeps TCP.
+    /// The process uses TCP.
     Nothing,
 }
 
-/// True if a comma-separated list contains `name`.
+/// Returns whether a comma-separated list contains `name`.
 fn has(list: &[u8], name: &[u8]) -> bool {
     list.split(|b| *b == b',').any(|item| item == name)
 }
 
 impl Choice {
     /// Returns the setting for program `name`. `EXTL_ONLY` and `EXTL_NOT` are lists of program
-    /// names; `EXTL_PROTOCOL` is a protocol number. If it is not a number, the process keeps TCP.
+    /// names. `EXTL_PROTOCOL` is a protocol number. If its value is not a number, the process uses
+    /// TCP.
     pub(crate) fn new(name: &[u8], variable: impl Fn(&str) -> Option<Vec<u8>>) -> Self {
         let only = variable("EXTL_ONLY").is_none_or(|list| has(&list, name));
         let not = variable("EXTL_NOT").is_some_and(|list| has(&list, name));
@@ -38,7 +39,8 @@ impl Choice {
         }
     }
 
-    /// Returns the protocol to use instead of the requested one, if that is TCP or MPTCP.
+    /// Returns the protocol that replaces the requested one. Returns `None` unless the requested
+    /// protocol is TCP or MPTCP.
     pub(crate) fn protocol(&self, domain: c_int, kind: c_int, protocol: c_int) -> Option<c_int> {
         let Self::Protocol(other) = self else {
             return None;

@@ -2,8 +2,8 @@
 //! libextl.so: a preloaded library that replaces TCP sockets of a program by AF_EXTL sockets
 //! (docs/af_extl.md).
 //!
-//! It replaces one function, `socket()`. All other socket functions work on AF_EXTL sockets
-//! unchanged. If such a socket cannot be created, the program gets a TCP socket.
+//! The library replaces only the function `socket()`. All other socket functions work on AF_EXTL
+//! sockets unchanged. If an AF_EXTL socket cannot be created, the program gets a TCP socket.
 #![deny(missing_docs)]
 
 mod choice;
@@ -19,14 +19,14 @@ extern "C" {
     static program_invocation_short_name: *const c_char;
 }
 
-/// Setting of this process, initialized by the first call of `socket()`.
+/// Setting of this process. The first call of `socket()` initializes it.
 static CHOICE: OnceLock<Choice> = OnceLock::new();
 
 /// Returns the setting of this process.
 fn choice() -> &'static Choice {
     CHOICE.get_or_init(|| {
         // SAFETY: glibc initializes the variable with a string before any code of the program runs.
-        // A program that changes it does so before it creates threads.
+        // A program that changes the variable does so before it creates threads.
         let name = unsafe { CStr::from_ptr(program_invocation_short_name) };
         Choice::new(name.to_bytes(), |variable| {
             std::env::var_os(variable).map(|value| value.as_bytes().to_vec())
@@ -34,14 +34,14 @@ fn choice() -> &'static Choice {
     })
 }
 
-/// Calls socket(2) by its number, because the symbol `socket` is this library's own function.
+/// Calls socket(2) by its number, because the symbol `socket` is the function below.
 fn make(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let [domain, kind, protocol] = [domain, kind, protocol].map(c_long::from);
     // SAFETY: socket(2) takes three numbers and touches no memory of the program.
     unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int }
 }
 
-/// See socket(2).
+/// Creates a socket, see socket(2).
 #[no_mangle]
 extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if let Some(other) = choice().protocol(domain, kind, protocol) {
@@ -51,7 +51,8 @@ extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         if fd >= 0 {
             return fd;
         }
-        // This error is hidden. If it concerns TCP too, the call below reports it.
+        // The program does not see this error. If the error also concerns TCP, the call below
+        // reports it.
         // SAFETY: the address of the thread's errno is always valid.
         unsafe { *libc::__errno_location() = errno };
     }

@@ -62,7 +62,7 @@ codes! {
 /// Returns the code that is closest to an error of the crate.
 pub fn of(error: &Error) -> Status {
     match error {
-        // Any call may find that the driver lost its NIC.
+        // Any call may discover that the driver has lost its NIC.
         e if e.errno() == libc::ENODEV => NO_DEVICE,
         Error::NetworkDown(_) => FD,
         Error::NotPermitted { .. } => FD,
@@ -74,7 +74,7 @@ pub fn of(error: &Error) -> Status {
         },
         Error::Full => NO_DESC_MEM,
         Error::Interrupted => INTERRUPTED,
-        // On an open port the driver returns EPERM only for operations of privileged programs.
+        // On an open port, the driver returns EPERM only for operations of privileged programs.
         e if e.errno() == libc::EINVAL => INV_VALUE,
         e if e.errno() == libc::EPERM => WRONG_ARG,
         Error::Driver(_) => INVALID_VERSION,
@@ -108,7 +108,7 @@ unsafe extern "C" fn rma2_perror(error: Status, header: *const c_char) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Copies the part of a text that fits into `size` bytes, and terminates it with a zero.
+/// Copies as much of a text as fits into `size` bytes, and terminates it with a zero.
 ///
 /// # Safety
 /// `to` is null or valid for writes of `size` bytes.

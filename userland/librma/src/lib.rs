@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! librma.so: the functions of include/rma2.h, implemented with the `extoll` crate.
+//! librma.so: the functions of include/rma2.h, implemented with the crate `extoll`.
 //!
-//! All exported functions are called from C and rely on the contract of the header. Pointers are
-//! null or valid. Ports, connections and regions were created by this library and are not closed
-//! yet. A null pointer results in an error.
+//! C programs call the exported functions and must observe the contract of the header. Pointers are
+//! null or valid. Ports, connections and regions were created by this library and have not been
+//! closed. A null pointer results in an error.
 #![deny(missing_docs)]
 
 mod error;
@@ -19,14 +19,14 @@ use extoll::wire::rma::PageOptions;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU8};
 
-/// `RMA2_Port`.
+/// Open port, which C programs know as `RMA2_Port`.
 struct Endpoint {
     port: Port,
     /// Current `RMA2_Replay_Buffer_Mode`.
     mode: AtomicI32,
 }
 
-/// `RMA2_Handle`.
+/// Connection, which C programs know as `RMA2_Handle`.
 struct Connection {
     node: NodeId,
     vpid: u8,
@@ -40,7 +40,8 @@ impl Connection {
     }
 }
 
-/// `RMA2_Notification`. Packed, because programs may hold copies at any address.
+/// `RMA2_Notification` of the header. It is packed, because programs may store copies at any
+/// address.
 #[repr(C, packed)]
 #[derive(Clone, Copy)]
 struct Noti {
@@ -48,7 +49,7 @@ struct Noti {
     word1: u64,
 }
 
-/// `RMA2_Descriptor`.
+/// `RMA2_Descriptor` of the header.
 #[repr(C)]
 struct Desc {
     list: [*mut c_void; 2],
@@ -58,7 +59,7 @@ struct Desc {
     reserved1: u64,
 }
 
-/// `RMA2_Region`, which is also the structure that the driver exchanges.
+/// `RMA2_Region` of the header. Library and driver exchange the same structure.
 #[repr(C)]
 struct Region {
     list: [*mut c_void; 2],
@@ -77,10 +78,10 @@ const _: () = assert!(size_of::<Noti>() == 16 && align_of::<Noti>() == 1);
 const _: () = assert!(size_of::<Desc>() == 64);
 const _: () = assert!(size_of::<Region>() == 80);
 
-/// `RMA2_ERROR`.
+/// Error code `RMA2_ERROR` of the header.
 type Status = c_int;
 
-/// Result of functions inside the library; the error is the code that C gets.
+/// Result of a function inside of the library. The error is the code that the C program receives.
 type Outcome<T> = Result<T, Status>;
 
 fn status(outcome: Outcome<()>) -> Status {
@@ -90,16 +91,16 @@ fn status(outcome: Outcome<()>) -> Status {
     }
 }
 
-/// Converts a pointer from C to a reference, or returns `code` for null.
+/// Converts a pointer from a C program to a reference. Returns `code` for null.
 ///
 /// # Safety
 /// `pointer` is null or valid for the duration of the call.
 unsafe fn borrow<'a, T>(pointer: *const T, code: Status) -> Outcome<&'a T> {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller meets the safety requirements of this function.
     unsafe { pointer.as_ref() }.ok_or(code)
 }
 
-/// Stores a result at the address given by C. Fails with `INV_VALUE` for null.
+/// Stores a result at an address from a C program. Fails with `INV_VALUE` for null.
 ///
 /// # Safety
 /// `to` is null or valid for writing.

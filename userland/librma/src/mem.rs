@@ -6,15 +6,15 @@ use extoll::RegionArg;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-/// Registers the pages of a range and fills in a region.
+/// Registers the pages of a range and returns the region.
 ///
 /// # Safety
-/// `port` is null or an open port. The header informs the program that peers may write the memory.
+/// `port` is null or an open port. The header tells programs that peers may write the memory.
 unsafe fn register(port: *mut Endpoint, address: *mut c_void, size: usize) -> Outcome<Region> {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller meets the safety requirements of this function.
     let endpoint = unsafe { borrow(port, error::INV_PORT)? };
     // SAFETY: the memory belongs to a C program, which has no Rust references to it. The header
-    // says that peers may write it.
+    // tells programs that peers may write it.
     let arg = unsafe { endpoint.port.register_memory(address as u64, size as u64) }
         .map_err(|e| error::of(&e))?;
     Ok(Region {
@@ -50,7 +50,8 @@ pub unsafe extern "C" fn rma2_register(
     })
 }
 
-/// Same as rma2_register, because registering is fast enough without a cache.
+/// Registers memory like rma2_register. There is no cache, because registering is fast enough
+/// without one.
 ///
 /// # Safety
 /// `port` is null or an open port; the memory at `address` belongs to the program, and peers may
@@ -100,8 +101,8 @@ unsafe extern "C" fn rma2_register_nomalloc(
 }
 
 /// # Safety
-/// `port` is null or an open port; `region` is null or a region of this library that is not used
-/// any more.
+/// `port` is null or an open port; `region` is null or a region of this library that the caller
+/// does not use after this call.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Region) -> Status {
     let run = || -> Outcome<()> {
@@ -134,23 +135,24 @@ unsafe extern "C" fn rma2_unregister_nofree(port: *mut Endpoint, region: *mut Re
 }
 
 /// # Safety
-/// `port` is null or an open port; `region` is null or a region of this library that is not used any
-/// more.
+/// `port` is null or an open port; `region` is null or a region of this library that the caller
+/// does not use after this call.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_unregister(port: *mut Endpoint, region: *mut Region) -> Status {
     // SAFETY: `port` and `region` meet this function's safety requirements.
     let result = unsafe { rma2_unregister_nofree(port, region) };
     // The registration has also ended if the NIC was removed or did not confirm the end in time.
     if matches!(result, error::SUCCESS | error::NO_DEVICE | error::NOT_FREE) && !region.is_null() {
-        // SAFETY: `rma2_register` created the object. The header forbids later uses.
+        // SAFETY: `rma2_register` created the object, and the caller does not use it after this
+        // call.
         drop(unsafe { Box::from_raw(region) });
     }
     result
 }
 
 /// # Safety
-/// `port` is null or an open port; `region` is null or a region of this library that is not used any
-/// more.
+/// `port` is null or an open port; `region` is null or a region of this library that the caller
+/// does not use after this call.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_cached(port: *mut Endpoint, region: *mut Region) -> Status {
     // SAFETY: `port` and `region` meet this function's safety requirements.
@@ -158,8 +160,8 @@ unsafe extern "C" fn rma2_unregister_cached(port: *mut Endpoint, region: *mut Re
 }
 
 /// # Safety
-/// `port` is null or an open port; `region` is null or a region of this library that is not used any
-/// more.
+/// `port` is null or an open port; `region` is null or a region of this library that the caller
+/// does not use after this call.
 #[no_mangle]
 unsafe extern "C" fn rma2_unregister_adhoc(port: *mut Endpoint, region: *mut Region) -> Status {
     // SAFETY: `port` and `region` meet this function's safety requirements.
@@ -171,7 +173,7 @@ unsafe extern "C" fn rma2_unregister_adhoc(port: *mut Endpoint, region: *mut Reg
 /// # Safety
 /// `region` is null or valid; `to` is null or valid for a write.
 unsafe fn ask<T>(region: *const Region, to: *mut T, read: impl FnOnce(&Region) -> T) -> Status {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller meets the safety requirements of this function.
     status(unsafe { borrow(region, error::INV_VALUE).and_then(|r| give(to, read(r))) })
 }
 
@@ -212,8 +214,8 @@ unsafe extern "C" fn rma2_get_page_count(region: *const Region, to: *mut usize) 
     unsafe { ask(region, to, |r| r.count as usize) }
 }
 
-/// Returns 1 if `test` holds for the first and end addresses of the region and of the range, else
-/// 0.
+/// Returns 1 if `test` is true for the start and end addresses of the region and of the range, and
+/// 0 otherwise.
 ///
 /// # Safety
 /// `region` is null or valid.
@@ -223,7 +225,7 @@ unsafe fn compare(
     size: usize,
     test: impl FnOnce([usize; 2], [usize; 2]) -> bool,
 ) -> c_int {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller meets the safety requirements of this function.
     unsafe { borrow(region, 0) }.map_or(0, |r| {
         let range = [start as usize, (start as usize).saturating_add(size)];
         test([r.start as usize, r.end as usize], range).into()
@@ -286,7 +288,7 @@ mod tests {
         };
         let at = |a: usize| a as *const c_void;
         let (mut nla, mut va, mut size) = (0, null_mut(), 0);
-        // SAFETY: all pointers are valid, except the last one, which is null.
+        // SAFETY: all pointers are valid, except for the last pointer, which is null.
         unsafe {
             assert_eq!(rma2_get_nla(&region, 4, &mut nla), 0);
             assert_eq!(rma2_get_va(&region, 4, &mut va), 0);

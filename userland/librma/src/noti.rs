@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Finding, reading and freeing notifications.
+//! Functions that find, read and free notifications.
 
 use super::{borrow, error, give, status, Endpoint, Noti, Outcome, Status};
 use crate::port::REPLAY_NOTI;
@@ -27,11 +27,12 @@ static RMA2_BLOCK_FLAG: u32 = 1;
 #[no_mangle]
 static RMA2_MATCH_LAST_NLA_FLAG: u32 = 2;
 
-/// Time of polling before a blocking call sleeps. Programs for this interface expect low latency.
+/// Time for which a blocking call polls before it sleeps. Programs for this interface expect low
+/// latency.
 const SPIN: Duration = Duration::from_millis(5);
 
-/// Stores the oldest notification that `wanted` accepts. It belongs to the caller until it is
-/// freed.
+/// Stores the address of the oldest notification that `wanted` accepts. The notification belongs to
+/// the caller until the caller frees it.
 ///
 /// # Safety
 /// `port` is null or an open port; `to` is null or valid for a write.
@@ -42,7 +43,7 @@ unsafe fn find(
     wanted: impl Fn(&Noti) -> bool,
 ) -> Status {
     let run = || -> Outcome<()> {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller meets the safety requirements of this function.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
         if to.is_null() {
             return Err(error::INV_VALUE);
@@ -68,12 +69,12 @@ unsafe fn find(
                 }
             }
         };
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller meets the safety requirements of this function.
         unsafe { give(to, found.cast()) }
     };
     let result = status(run());
     if result != error::SUCCESS {
-        // SAFETY: guaranteed by the caller. For null the function returns an error without a write.
+        // SAFETY: the caller meets the safety requirements of this function. For null the function returns an error without a write.
         let _ = unsafe { give(to, std::ptr::null_mut()) };
     }
     result
@@ -95,7 +96,8 @@ pub unsafe extern "C" fn rma2_noti_get_block(port: *const Endpoint, to: *mut *mu
     unsafe { find(port, to, true, |_| true) }
 }
 
-/// Properties of the notifications that rma2_noti_match accepts, with the header's wildcards.
+/// Properties of the notifications that rma2_noti_match accepts. They may be the wildcards of the
+/// header.
 struct Match {
     command: c_int,
     node: u16,
@@ -110,8 +112,8 @@ impl Match {
     fn is(&self, n: &Noti) -> bool {
         let w = NotificationWord(n.word1);
         let command = c_int::from(w.command());
-        // With RMA2_MATCH_LAST_NLA_FLAG the given address is the end of the data, not the start of
-        // the last fragment.
+        // With RMA2_MATCH_LAST_NLA_FLAG, the given address is the end of the data instead of the
+        // start of the last fragment.
         let before = if self.last_nla {
             u64::from(w.size()) + 1
         } else {
@@ -228,8 +230,8 @@ unsafe extern "C" fn rma2_noti_noti_match_block(
     }
 }
 
-/// True for the result of a lock operation: the completer's notification at the origin, or the
-/// responder's at the target.
+/// Returns whether a notification is the result of a lock operation: the completer's notification
+/// at the origin, or the responder's notification at the target.
 fn is_lock(n: &Noti, number: u32, node: u16, vpid: u16) -> bool {
     let w = NotificationWord(n.word1);
     matches!(w.command(), 12 | 13)
@@ -295,7 +297,7 @@ unsafe extern "C" fn rma2_noti_dup(input: *const Noti, output: *mut Noti) -> Sta
     )
 }
 
-/// Copies a notification; `None` for null.
+/// Copies a notification. Returns `None` for null.
 ///
 /// # Safety
 /// `noti` is null or valid.
@@ -369,8 +371,8 @@ fn describe(n: &Noti) -> String {
 #[no_mangle]
 unsafe extern "C" fn rma2_noti_dump(noti: *const Noti) {
     // SAFETY: `noti` meets this function's safety requirements. printf reads `text.len()` bytes,
-    // all of `text`. It uses C's output buffer, so that the line stays in order with output of the
-    // program.
+    // which is the whole text. The function uses the output buffer of C, so that the line stays in
+    // order with output of the program.
     unsafe {
         if let Some(n) = read(noti) {
             let text = describe(&n);

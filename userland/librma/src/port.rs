@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Ports, connections, settings.
+//! Functions for ports, connections and their settings.
 
 use super::{borrow, error, give, status, Connection, Endpoint, Outcome, Status};
 use extoll::rma::{NodeId, Port};
@@ -13,7 +13,7 @@ pub const REPLAY_POST: i32 = 1;
 pub const REPLAY_NOTI: i32 = 2;
 const REPLAY_CLOSE: i32 = 4;
 const REPLAY_ALL: i32 = 7;
-/// Time limit for draining in one call. The next call continues an unfinished repair.
+/// Maximum time of draining in one call. The next call continues an unfinished replay.
 const DRAIN: Duration = Duration::from_secs(1);
 
 const RRA: u8 = 4;
@@ -34,7 +34,8 @@ unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
     let port = match Port::open(&Device::default()) {
         Ok(port) => port,
         Err(e) if e.errno() == libc::ENODEV => return failed(e),
-        // A device file that cannot be opened has its own error code, and so has a failed mapping.
+        // A device file that cannot be opened has a separate error code. A failed mapping also has
+        // one.
         Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot open") => return error::FD,
         Err(extoll::Error::Os { what, .. }) if what.starts_with("cannot map") => {
             return error::MMAP
@@ -51,28 +52,28 @@ unsafe extern "C" fn rma2_open(to: *mut *mut Endpoint) -> Status {
 }
 
 /// # Safety
-/// `port` is null or an open port that is not used any more.
+/// `port` is null or an open port that the caller does not use after this call.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_close(port: *mut Endpoint) -> Status {
     if port.is_null() {
         return error::INV_PORT;
     }
-    // SAFETY: `port` is not null, and therefore an open port.
+    // SAFETY: `port` is not null, so the caller guarantees that it is an open port.
     let sent = send_rest(unsafe { &*port });
     if !may_be_repeated(sent) {
-        // SAFETY: `rma2_open` created the object. The header forbids later uses.
+        // SAFETY: `rma2_open` created the object, and the caller does not use it after this call.
         drop(unsafe { Box::from_raw(port) });
     }
     sent
 }
 
-/// True if the caller may repeat a call that closes: the NIC has not accepted all commands yet but
-/// still may.
+/// Returns whether the caller may repeat a call that closes. That is the case if the NIC has not
+/// accepted all commands, but may still accept them.
 fn may_be_repeated(sent: Status) -> bool {
     matches!(sent, error::POLL_EXCEEDED | error::INTERRUPTED)
 }
 
-/// Waits until the NIC accepted all posted commands, if the mode includes `REPLAY_CLOSE`.
+/// Waits until the NIC has accepted all posted commands, if the mode includes `REPLAY_CLOSE`.
 fn send_rest(endpoint: &Endpoint) -> Status {
     if endpoint.mode.load(Ordering::Relaxed) & REPLAY_CLOSE == 0 {
         return error::SUCCESS;
@@ -120,7 +121,8 @@ pub unsafe extern "C" fn rma2_connect(
 }
 
 /// # Safety
-/// `port` is null or an open port; `handle` is null or an open connection that is not used any more.
+/// `port` is null or an open port; `handle` is null or an open connection that the caller does not
+/// use after this call.
 #[no_mangle]
 pub unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Connection) -> Status {
     // SAFETY: `port` meets this function's safety requirements.
@@ -133,7 +135,8 @@ pub unsafe extern "C" fn rma2_disconnect(port: *mut Endpoint, handle: *mut Conne
     }
     let sent = send_rest(endpoint);
     if !may_be_repeated(sent) {
-        // SAFETY: `rma2_connect` created the object. The header forbids later uses.
+        // SAFETY: `rma2_connect` created the object, and the caller does not use it after this
+        // call.
         drop(unsafe { Box::from_raw(handle) });
     }
     sent
@@ -155,7 +158,7 @@ pub unsafe extern "C" fn rma2_handle_get_vpid(handle: *const Connection) -> u16 
     unsafe { borrow(handle, 0) }.map_or(u16::MAX, |h| h.vpid.into())
 }
 
-/// Returns the result of `read` for a port; `otherwise` for null and after an error.
+/// Returns the result of `read` for a port. Returns `otherwise` for null and after an error.
 ///
 /// # Safety
 /// `port` is null or an open port.
@@ -164,7 +167,7 @@ unsafe fn ask<T>(
     otherwise: T,
     read: impl FnOnce(&Port) -> extoll::Result<T>,
 ) -> T {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller meets the safety requirements of this function.
     match unsafe { borrow(port, 0) } {
         Ok(endpoint) => read(&endpoint.port).unwrap_or(otherwise),
         Err(_) => otherwise,
@@ -176,7 +179,7 @@ unsafe fn ask<T>(
 /// # Safety
 /// `port` is null or an open port.
 unsafe fn act(port: *const Endpoint, f: impl FnOnce(&Port) -> extoll::Result<()>) -> Status {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller meets the safety requirements of this function.
     status(unsafe { borrow(port, error::INV_PORT) }.and_then(|e| f(&e.port).map_err(failed)))
 }
 
@@ -200,9 +203,10 @@ unsafe extern "C" fn rma2_get_vpid(port: *const Endpoint) -> u16 {
 /// `port` is null or an open port.
 #[no_mangle]
 unsafe extern "C" fn rma2_get_node_num(port: *const Endpoint) -> u16 {
-    // 65,536 nodes do not fit the type. The public library truncates the number; this library
-    // returns the maximum.
-    // SAFETY: `port` meets this function's safety requirements.
+    // The type cannot represent 65,536 nodes. The public library truncates the number, but this
+    // library returns the maximum of the type.
+    // SAFETY: `port` meets this function's safety
+    // requirements.
     unsafe { ask(port, 0, |p| Ok(p.max_nodes()?.min(u16::MAX.into()) as u16)) }
 }
 
@@ -263,8 +267,8 @@ unsafe extern "C" fn rma2_set_protectionid(port: *const Endpoint, id: u16) -> St
 #[no_mangle]
 unsafe extern "C" fn rma2_replay_buffer_drain(port: *const Endpoint) {
     let wait = Wait::for_at_most(DRAIN);
-    // This function cannot report failures: the next command does. It ignores signals for the same
-    // reason.
+    // This function cannot report failures, but the next command can. For the same reason it
+    // ignores signals.
     // SAFETY: `port` meets this function's safety requirements.
     while unsafe { act(port, |p| p.drain(wait)) } == error::INTERRUPTED {}
 }
@@ -311,18 +315,18 @@ unsafe extern "C" fn rma2_poll_timeout(port: *const Endpoint) -> c_int {
     unsafe { ask(port, -1, |p| Ok(poll_milliseconds(p.poll_timeout()))) }
 }
 
-/// Changes the requester page of a connection if the port may use the new one.
+/// Changes the requester page of a connection if the port may use the new page.
 ///
 /// # Safety
-/// Both pointers are null, or an open port and an open connection.
+/// `port` is null or an open port; `handle` is null or an open connection.
 unsafe fn change(
     port: *const Endpoint,
     handle: *const Connection,
     new: impl FnOnce(u8) -> u8,
 ) -> Status {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller meets the safety requirements of this function.
     let both = unsafe { borrow(port, error::INV_PORT) }
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller meets the safety requirements of this function.
         .and_then(|p| Ok((p, unsafe { borrow(handle, error::INV_HANDLE)? })));
     status(both.and_then(|(endpoint, connection)| {
         let options = new(connection.options.load(Ordering::Relaxed));
@@ -335,13 +339,13 @@ unsafe fn change(
     }))
 }
 
-/// Returns `SUCCESS` if the page option has the value `set`, else `ERR_ERROR`, as an unsigned
-/// number because the header declares that type.
+/// Returns `SUCCESS` if the page option has the value `set`, and `ERR_ERROR` otherwise. The result
+/// is an unsigned number, because the header declares that type.
 ///
 /// # Safety
 /// `handle` is null or an open connection.
 unsafe fn is(handle: *const Connection, bit: u8, set: bool) -> u32 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller meets the safety requirements of this function.
     let options = unsafe { borrow(handle, error::INV_HANDLE) };
     match options.map(|h| h.options.load(Ordering::Relaxed) & bit != 0) {
         Ok(it) if it == set => error::SUCCESS as u32,
@@ -419,7 +423,7 @@ unsafe extern "C" fn rma2_request_tcs(
             let old = p.response_classes()?;
             let shift = 8 * request;
             let new = (old & !(0xFF << shift)) | (u64::from(response) << shift);
-            // Setting the present value needs no privilege.
+            // Setting the current value needs no privilege.
             if new == old {
                 return Ok(());
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Posting of commands, and prepared descriptors.
+//! Functions that post commands or prepare descriptors.
 
 use super::{borrow, error, give, status, Connection, Desc, Endpoint, Outcome, Region, Status};
 use crate::port::REPLAY_POST;
@@ -10,10 +10,10 @@ use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Time limit of posting when there is no room.
+/// Maximum time for which posting waits for a credit.
 const ROOM: Duration = Duration::from_secs(2);
 
-/// Returns the words of a command, or the error for a command that the NIC would reject.
+/// Returns the words of a command. Fails for a command that the NIC would reject.
 fn encode(h: &Connection, spec: c_int, modifier: c_int, op: Operation) -> Outcome<[u64; 3]> {
     let bits = |value: c_int, limit: u8| {
         u8::try_from(value)
@@ -50,7 +50,7 @@ fn send(endpoint: &Endpoint, h: &Connection, words: [u64; 3]) -> Outcome<()> {
 /// Encodes and posts a command.
 ///
 /// # Safety
-/// Both pointers are null, or an open port and an open connection.
+/// `port` is null or an open port; `handle` is null or an open connection.
 unsafe fn post(
     port: *const Endpoint,
     handle: *const Connection,
@@ -59,9 +59,9 @@ unsafe fn post(
     op: Operation,
 ) -> Status {
     let run = || -> Outcome<()> {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller meets the safety requirements of this function.
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller meets the safety requirements of this function.
         let h = unsafe { borrow(handle, error::INV_HANDLE)? };
         send(endpoint, h, encode(h, spec, modifier, op)?)
     };
@@ -73,7 +73,7 @@ unsafe fn post(
 /// # Safety
 /// `region` is null or valid.
 unsafe fn nla(region: *const Region, offset: u32, size: u32) -> Outcome<u64> {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller meets the safety requirements of this function.
     let r = unsafe { borrow(region, error::INV_VALUE)? };
     let offset = u64::from(r.offset) + u64::from(offset);
     if offset + u64::from(size) > r.size as u64 {
@@ -187,7 +187,7 @@ unsafe extern "C" fn rma2_post_notification(
 
 fn immediate(count: u32, value: u64, remote: u64) -> Operation {
     Operation::ImmediatePut {
-        // Encoding rejects 0 and too large counts.
+        // Encoding rejects a count that is 0 or too large.
         len: u8::try_from(count).unwrap_or(0),
         remote,
         value,
@@ -232,8 +232,8 @@ unsafe extern "C" fn rma2_post_descriptor(
         let endpoint = unsafe { borrow(port, error::INV_PORT)? };
         // SAFETY: `handle` meets this function's safety requirements.
         let h = unsafe { borrow(handle, error::INV_HANDLE)? };
-        // SAFETY: `desc` meets this function's safety requirements. The NIC gets the words of the
-        // descriptor without a check, as in the public library.
+        // SAFETY: `desc` meets this function's safety requirements. The words of the descriptor are
+        // posted without a check, as in the public library.
         let desc = unsafe { borrow(desc, error::INV_VALUE)? };
         send(endpoint, h, desc.value)
     };
@@ -263,20 +263,20 @@ unsafe extern "C" fn rma2_desc_alloc(port: *const Endpoint, to: *mut *mut Desc) 
 }
 
 /// # Safety
-/// `_port` is null or an open port; `desc` is null or a descriptor of this library that is not used
-/// any more.
+/// `_port` is null or an open port; `desc` is null or a descriptor of this library that the caller
+/// does not use after this call.
 #[no_mangle]
 unsafe extern "C" fn rma2_desc_free(_port: *const Endpoint, desc: *mut Desc) -> Status {
     if desc.is_null() {
         return error::INV_VALUE;
     }
-    // SAFETY: `rma2_desc_alloc` created the object. The header forbids later uses.
+    // SAFETY: `rma2_desc_alloc` created the object, and the caller does not use it after this call.
     drop(unsafe { Box::from_raw(desc) });
     error::SUCCESS
 }
 
-/// Stores the largest `int` as the number of free descriptors: descriptors are allocated on the
-/// heap, so their number has no limit.
+/// Stores the largest `int` as the number of free descriptors. The number of descriptors has no
+/// limit, because they are allocated on the heap.
 ///
 /// # Safety
 /// `_port` is null or an open port; `num` is null or valid for a write.
@@ -286,7 +286,7 @@ unsafe extern "C" fn rma2_desc_query_free(_port: *const Endpoint, num: *mut c_in
     status(unsafe { give(num, c_int::MAX) })
 }
 
-/// Fills in a descriptor.
+/// Stores the words of a command in a descriptor.
 ///
 /// # Safety
 /// `desc` is null or valid for writes; `handle` is null or an open connection.
@@ -298,10 +298,10 @@ unsafe fn fill(
     op: Outcome<Operation>,
 ) -> Status {
     let run = || -> Outcome<()> {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller meets the safety requirements of this function.
         let h = unsafe { borrow(handle, error::INV_HANDLE)? };
         let words = encode(h, spec, modifier, op?)?;
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller meets the safety requirements of this function.
         let desc = unsafe { desc.as_mut() }.ok_or(error::INV_VALUE)?;
         desc.handle = handle;
         desc.value = words;
@@ -401,7 +401,7 @@ unsafe extern "C" fn rma2_desc_set_lock(
     unsafe { fill(desc, handle, spec, modifier, op) }
 }
 
-/// Replaces class and value in a descriptor that rma2_desc_set_noti_put filled in.
+/// Replaces class and value in a descriptor to which rma2_desc_set_noti_put wrote a command.
 ///
 /// # Safety
 /// `desc` is null or a descriptor of this library.
@@ -451,7 +451,7 @@ mod tests {
     #[test]
     fn descriptors_have_the_bits_of_the_reference() {
         let (mut h, mut d) = (connection(), desc());
-        // SAFETY: both pointers are valid, also in the calls below.
+        // SAFETY: both pointers are valid in this call and in the calls below.
         let put = unsafe { rma2_desc_set_put_get(&mut d, &mut h, 2, 500, 5, 2, 0xAAA, 0xBBB) };
         assert_eq!(put, error::SUCCESS);
         let word0 =
@@ -493,7 +493,7 @@ mod tests {
             assert_eq!(put(2, 8, 0, -1), error::INV_VALUE);
             assert_eq!(put(4, 8, 0, 0), error::WRONG_CMD);
             assert_eq!(put(2, 8 << 20, 7, 14), error::SUCCESS);
-            // With modifier 1 the node is a multicast group, of which there are 64.
+            // With modifier 1, the node is one of 64 multicast groups.
             assert_eq!(put(2, 8 << 20, 7, 15), error::INV_VALUE);
             let mut group = Connection {
                 node: extoll::rma::NodeId(63),

@@ -35,7 +35,7 @@ fn accept(fake: &Fake, n: u64) {
 #[test]
 fn ending_too_early_may_be_repeated() {
     let (fake, port) = open();
-    // SAFETY: here and below, pointers are null or were created by this library and not closed.
+    // SAFETY: pointers are null, or this library created them and has not closed them.
     unsafe {
         let mut handle: *mut Connection = null_mut();
         assert_eq!(rma2_connect(port, 1, 9, 16, &mut handle), error::SUCCESS);
@@ -53,14 +53,14 @@ fn ending_too_early_may_be_repeated() {
         assert_eq!(rma2_disconnect(port, handle), error::SUCCESS);
         assert_eq!(rma2_close(port), error::SUCCESS);
     }
-    // The library has released the device; this test holds the last reference.
+    // The library has released the device, so this test owns the last reference.
     assert_eq!(Arc::strong_count(&fake), 1);
 }
 
 #[test]
 fn nodes_that_are_reserved_are_refused() {
     let (_fake, port) = open();
-    // SAFETY: as above.
+    // SAFETY: pointers are null, or this library created them and has not closed them.
     unsafe {
         let mut handle: *mut Connection = null_mut();
         for (node, code) in [
@@ -75,13 +75,13 @@ fn nodes_that_are_reserved_are_refused() {
     }
 }
 
-/// Both blocking and closing calls return `INTERRUPTED`.
+/// Calls that block and calls that close must return `INTERRUPTED` after a signal.
 #[test]
 fn a_signal_ends_waiting() {
     extern "C" fn handler(_: libc::c_int) {}
     let handler = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
     let (fake, port) = open();
-    // SAFETY: the handler does nothing, and therefore is async-signal-safe.
+    // SAFETY: the handler does nothing and is therefore async-signal-safe.
     unsafe { libc::signal(libc::SIGUSR2, handler) };
     let options = extoll::rma::PageOptions::from_index(16);
     // SAFETY: the port is not closed yet.
@@ -94,7 +94,7 @@ fn a_signal_ends_waiting() {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     std::thread::sleep(Duration::from_millis(5));
-                    // SAFETY: the thread exists, because it waits for this one.
+                    // SAFETY: the thread exists, because it waits for the end of this thread.
                     unsafe { libc::pthread_kill(this as libc::pthread_t, libc::SIGUSR2) };
                 }
             });
@@ -105,7 +105,7 @@ fn a_signal_ends_waiting() {
     };
     let mut found: *mut Noti = null_mut();
     let to: *mut *mut Noti = &mut found;
-    // SAFETY: as above.
+    // SAFETY: pointers are null, or this library created them and has not closed them.
     let block = || unsafe { rma2_noti_get_block(port, to) };
     assert_eq!(during(&block), error::INTERRUPTED);
     assert!(found.is_null());
@@ -151,7 +151,7 @@ fn codes_keep_the_meaning_of_what_the_driver_said() {
 #[test]
 fn without_replay_nothing_is_waited_for() {
     let (fake, port) = open();
-    // SAFETY: as above.
+    // SAFETY: pointers are null, or this library created them and has not closed them.
     unsafe {
         rma2_set_replay_mode(port, 0);
         let options = extoll::rma::PageOptions::from_index(16);
@@ -167,8 +167,8 @@ fn a_nic_that_is_gone_has_its_own_code() {
     let refuse = |code| fake.driver().refuse = Some(code);
     let mut page = vec![0u8; 8192];
     let address = page.as_mut_ptr().cast();
-    // SAFETY: pointers are null or created by this library and not closed. The memory is not used
-    // otherwise.
+    // SAFETY: pointers are null, or this library created them and has not closed them. No other
+    // code uses the memory.
     unsafe {
         let mut region: *mut Region = null_mut();
         refuse(libc::ENODEV);
@@ -185,10 +185,10 @@ fn a_nic_that_is_gone_has_its_own_code() {
             refuse(code);
             (rma2_unregister(port, region), region)
         };
-        // A leak checker reports memory that was not freed.
+        // A leak checker would report memory that was not freed.
         assert_eq!(ending(libc::ENODEV).0, error::NO_DEVICE);
         assert_eq!(ending(libc::ETIMEDOUT).0, error::NOT_FREE);
-        // The driver refused, and the region is still valid.
+        // The driver has refused the call, and the region is still valid.
         let (code, region) = ending(libc::EFAULT);
         assert_eq!(code, error::ATU);
         assert_eq!(rma2_unregister(port, region), error::SUCCESS);
@@ -216,7 +216,7 @@ fn a_notification_is_handed_out_once() {
         queue.store(4096 + 16 * n, n as u64);
         queue.store(4096 + 16 * n + 8, (4 << 48) | (5 << 51));
     }
-    // SAFETY: as above.
+    // SAFETY: pointers are null, or this library created them and has not closed them.
     unsafe {
         assert_eq!(rma2_noti_probe(port, null_mut()), error::INV_VALUE);
         let take = || {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! libsmfu.so: the functions of include/smfu.h, implemented with the `extoll` crate.
+//! libsmfu.so: the functions of include/smfu.h, implemented with the crate `extoll`.
 //!
-//! All exported functions are called from C and rely on the contract of the header. Pointers are
-//! null or valid. Handles and mappings were created by this library and are not closed or unmapped
-//! yet. Functions of type int return -EINVAL for null.
+//! C programs call the exported functions and must observe the contract of the header. Pointers are
+//! null or valid. Handles and mappings were created by this library and have not been closed or
+//! unmapped. Functions of type int return -EINVAL for null.
 #![deny(missing_docs)]
 
 use extoll::{Device, Error, Smfu, Window};
@@ -45,11 +45,11 @@ unsafe fn give<T>(to: *mut *mut T, make: impl FnOnce() -> Result<T, Error>) -> c
 }
 
 /// # Safety
-/// `smfu` is null or an open handle that is not used any more.
+/// `smfu` is null or an open handle that the caller does not use after this call.
 #[no_mangle]
 unsafe extern "C" fn smfu_close(smfu: *mut Smfu) {
     if !smfu.is_null() {
-        // SAFETY: `smfu_open` created the object. The header forbids later uses.
+        // SAFETY: `smfu_open` created the object, and the caller does not use it after this call.
         drop(unsafe { Box::from_raw(smfu) });
     }
 }
@@ -111,11 +111,11 @@ unsafe extern "C" fn smfu_length(mapping: *const Window) -> usize {
 }
 
 /// # Safety
-/// `mapping` is null or a valid mapping that is not used any more.
+/// `mapping` is null or a valid mapping that the caller does not use after this call.
 #[no_mangle]
 unsafe extern "C" fn smfu_unmap(mapping: *mut Window) {
     if !mapping.is_null() {
-        // SAFETY: this library created the object. The header forbids later uses.
+        // SAFETY: this library created the object, and the caller does not use it after this call.
         drop(unsafe { Box::from_raw(mapping) });
     }
 }

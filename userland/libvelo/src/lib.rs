@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! libvelo.so: the functions of include/velo.h, implemented with the `extoll` crate.
+//! libvelo.so: the functions of include/velo.h, implemented with the crate `extoll`.
 //!
-//! All exported functions are called from C and rely on the contract of the header. Pointers are
-//! null or valid. Ports were created by velo_open() and are not closed yet. A null pointer results
-//! in -EINVAL.
+//! C programs call the exported functions and must observe the contract of the header. Pointers are
+//! null or valid. Ports were created by velo_open() and have not been closed. A null pointer
+//! results in -EINVAL.
 #![deny(missing_docs)]
 
 use extoll::velo::{check_target, Mtt, NodeId, Port, Target, To, Vpid, MAX_LEN};
@@ -16,7 +16,7 @@ use std::time::Duration;
 const MULTICAST: u8 = 1;
 const QUIET: u8 = 2;
 
-/// `struct velo_to`.
+/// `struct velo_to` of the header.
 #[repr(C)]
 struct CTo {
     node: u16,
@@ -27,7 +27,7 @@ struct CTo {
     reserved: u8,
 }
 
-/// `struct velo_message`.
+/// `struct velo_message` of the header.
 #[repr(C)]
 struct CMessage {
     node: u16,
@@ -44,7 +44,8 @@ fn number(result: Result<(), Error>) -> c_int {
     result.map_or_else(|e| -e.errno(), |()| 0)
 }
 
-/// Returns the NIC whose device files are in the directory `name`; the default NIC for null.
+/// Returns the NIC whose device files are in the directory `name`. Returns the default NIC for
+/// null.
 ///
 /// # Safety
 /// `name` is null or a zero-terminated string.
@@ -77,11 +78,11 @@ unsafe extern "C" fn velo_open(name: *const c_char, to: *mut *mut Port) -> c_int
 }
 
 /// # Safety
-/// `port` is null or an open port that is not used any more.
+/// `port` is null or an open port that the caller does not use after this call.
 #[no_mangle]
 unsafe extern "C" fn velo_close(port: *mut Port) {
     if !port.is_null() {
-        // SAFETY: `velo_open` created the object. The header forbids later uses.
+        // SAFETY: `velo_open` created the object, and the caller does not use it after this call.
         drop(unsafe { Box::from_raw(port) });
     }
 }
@@ -143,7 +144,7 @@ unsafe extern "C" fn velo_drain(port: *const Port, timeout_ms: c_int) -> c_int {
     })
 }
 
-/// Returns the wait for a time-out; `None` for an invalid one.
+/// Returns the wait for a timeout in milliseconds; `None` if the timeout is invalid.
 fn wait(timeout_ms: c_int) -> Option<Wait> {
     match u64::try_from(timeout_ms) {
         Ok(ms) => Some(Wait::for_at_most(Duration::from_millis(ms))),
@@ -215,7 +216,8 @@ unsafe extern "C" fn velo_recv(port: *const Port, to: *mut CMessage, timeout_ms:
     let received = match timeout_ms {
         0 => port.try_recv().and_then(|m| match m {
             Some(m) => Ok(m),
-            // A program that only polls makes no other call that repeats dropped messages.
+            // Repeats dropped messages here, because a program that only polls makes no other call
+            // that does.
             None => port.settle().and(Err(Error::Full)),
         }),
         _ => port.recv(wait),

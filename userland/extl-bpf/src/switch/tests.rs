@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Runs the BPF program in a small interpreter, with a simulated kernel that consists of lists of
-//! protocols.
+//! Tests of the BPF program. A small interpreter runs it with a simulated kernel that consists of
+//! lists of protocols.
 
 use super::*;
 use std::collections::BTreeMap;
 
-/// Simulated addresses: end of the stack, and start of the program's array.
+/// Simulated address of the end of the stack.
 const STACK: u64 = 0x1_0000;
 const ARRAY: u64 = 0x2_0000;
-/// Heads of the two lists.
+/// Simulated addresses of the heads of the two lists.
 const HEADS: [u64; 2] = [0xffff_8880_0000_1000, 0xffff_8880_0000_2000];
 
-/// Operations of all entries, and their module.
+/// Simulated address of the operations of all entries.
 const OPS: u64 = 0xffff_ffff_c000_1000;
 const MODULE: u64 = 0xffff_ffff_c000_2000;
 
-/// State that the program can read.
+/// Simulated state of the kernel that the program can read.
 struct Kernel {
     memory: BTreeMap<u64, u8>,
     comm: &'static str,
@@ -88,7 +88,7 @@ impl Kernel {
         }
     }
 
-    /// Returns the protocol that a caller of `socket()` gets.
+    /// Returns the protocol of the socket that a caller of `socket()` gets.
     fn socket(&mut self, switch: &Switch, family: u64, kind: u64, protocol: u64) -> u64 {
         let program = switch.program().unwrap();
         let context = 0x3_0000;
@@ -148,7 +148,8 @@ impl Kernel {
                 }
                 0x85 => {
                     r[0] = self.call(imm, &r);
-                    // Overwrite the argument registers, so that the program cannot rely on them.
+                    // The argument registers are overwritten, so that the program cannot rely on
+                    // them after a call.
                     r[1..6].fill(0xbad0_bad0_bad0_bad0);
                     0
                 }
@@ -164,7 +165,7 @@ impl Kernel {
             };
             pc = (pc as i64 + jump) as usize;
         };
-        // The result 0 runs the function itself.
+        // After the result 0, the kernel runs the function itself.
         if result == 0 {
             protocol
         } else {
@@ -212,7 +213,7 @@ fn without_the_module_nothing_changes() {
     assert_eq!(kernel.socket(&switch(), 2, 1, 0), 0);
     assert_eq!(kernel.socket(&switch(), 10, 1, 6), 6);
     assert_eq!((kernel.count(SWITCHED), kernel.count(ABSENT)), (0, 2));
-    // The protocol is registered for one of the two IP versions only.
+    // The protocol is registered for only one of the two IP versions.
     let mut kernel = Kernel::new([&[6], &[6, 259]]);
     assert_eq!(kernel.socket(&switch(), 2, 1, 0), 0);
     assert_eq!(kernel.socket(&switch(), 10, 1, 0), 259);
@@ -242,14 +243,14 @@ fn a_list_that_has_no_end_or_cannot_be_read_ends() {
 #[test]
 fn a_module_on_its_way_out_is_left_alone() {
     let mut kernel = Kernel::new([&[6, 259], &[259]]);
-    // MODULE_STATE_LIVE, COMING, GOING, UNFORMED.
+    // The module states are MODULE_STATE_LIVE, COMING, GOING and UNFORMED.
     for (state, protocol) in [(0, 259), (1, 0), (2, 0), (3, 0), (0, 259)] {
         kernel.write(MODULE, 4, state);
         assert_eq!(kernel.socket(&switch(), 2, 1, 0), protocol);
         assert_eq!(kernel.socket(&switch(), 10, 1, 0), protocol);
     }
     assert_eq!((kernel.count(SWITCHED), kernel.count(ABSENT)), (4, 6));
-    // Memory that was freed.
+    // The pointer leads to memory that was freed.
     kernel.write(OPS + 8, 8, 0x1234);
     assert_eq!(kernel.socket(&switch(), 2, 1, 0), 0);
 }
@@ -257,7 +258,7 @@ fn a_module_on_its_way_out_is_left_alone() {
 #[test]
 fn the_list_may_be_anywhere_in_an_entry() {
     let mut kernel = Kernel::new([&[259], &[259]]);
-    // List links at offset 8 of an entry.
+    // The list links are at offset 8 of an entry.
     let moved = Switch {
         protocol_offset: 26,
         list_offset: 8,
@@ -290,7 +291,7 @@ fn programs_are_chosen_by_name() {
     assert!(!says("a", &[], &["b", "a"]));
     assert!(!says("a", &["a"], &["a"]));
     assert!(says("a", &["a"], &["b"]));
-    // Both words of a name are compared, and names are truncated like the kernel's.
+    // The program must compare both words of a name. Names are truncated as in the kernel.
     assert!(!says("redis-server-1", &["redis-server-2"], &[]));
     assert!(says(
         "postgres-client-of-mine",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Simulated device in memory. A test acts as the NIC through the same file.
+//! Simulated device in memory. A test plays the NIC through the same file.
 // Each test uses only a part of this module.
 #![allow(dead_code)]
 
@@ -16,34 +16,36 @@ const PAGE: u64 = 4096;
 /// State of the simulated driver.
 #[derive(Default)]
 pub struct Driver {
-    /// Values by ioctl number: results of GET calls, and values of SET calls.
+    /// Values by ioctl number: results of GET calls, and arguments of SET calls.
     pub values: BTreeMap<u32, u64>,
-    /// Registered regions: NLA and address.
+    /// Registered regions: address by NLA.
     pub regions: BTreeMap<u64, u64>,
-    /// Error of the next register or unregister call.
+    /// Error of the next call that registers or unregisters memory.
     pub refuse: Option<i32>,
-    /// Requester pages that may be used; `None` simulates a driver without this information.
+    /// Requester pages that the program may use. `None` simulates a driver without this
+    /// information.
     pub pages: Option<u32>,
     /// Number of mappings that will fail.
     pub refuse_maps: u32,
-    /// Simulates the vendor's driver, which has no call for requesting an interrupt.
+    /// Simulates the vendor's driver, which has no ioctl that requests an interrupt.
     pub no_arm: bool,
-    /// Slots given in requests for an interrupt.
+    /// Slots in the requests for an interrupt.
     pub armed: Vec<u32>,
-    /// Unbinds the NIC in the next request for an interrupt.
+    /// Unbinds the NIC during the next request for an interrupt.
     pub unbind_in_arm: bool,
     gone: bool,
     next_nla: u64,
-    /// Other end of the descriptor.
+    /// Other end of the connection whose readability is that of the device.
     bell: Option<UnixStream>,
 }
 
-/// The device. Each offset in the file is a different mapping.
+/// Simulated device. Each offset in the file is a different mapping.
 pub struct Fake {
     file: File,
     driver: Mutex<Driver>,
     fd: UnixStream,
-    /// Offset of the queue's mapping, and bytes per slot. ARM reads the status word of a slot.
+    /// File offset of the queue's mapping, and size of a slot in bytes. ARM reads the status word
+    /// of a slot.
     queue: (u64, u64),
 }
 
@@ -52,7 +54,8 @@ fn error<T>(code: i32) -> io::Result<T> {
 }
 
 impl Fake {
-    /// Creates a device. `queue` is the offset of the queue's mapping and the bytes per slot.
+    /// Creates a device. `queue` is the file offset of the queue's mapping and the size of a slot
+    /// in bytes.
     pub fn new(queue: (u64, u64), values: &[(u32, u64)]) -> Arc<Self> {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8 << 20).unwrap();
@@ -77,7 +80,8 @@ impl Fake {
         self.driver.lock().unwrap()
     }
 
-    /// Returns the memory that the program maps at `offset`, as the NIC sees it.
+    /// Returns the memory that the program maps at file offset `offset`. The NIC accesses it
+    /// through this mapping.
     pub fn view(&self, offset: u64, len: usize) -> Mapping {
         Mapping::of(&self.file, offset, len).unwrap()
     }
@@ -85,18 +89,18 @@ impl Fake {
     /// Makes the descriptor readable until the next request for an interrupt.
     pub fn interrupt(&self) {
         if let Some(mut bell) = self.driver().bell.as_ref() {
-            // A full buffer means that the descriptor is readable.
+            // A write to a full buffer fails, but the descriptor is then readable anyway.
             let _ = bell.write(&[0]);
         }
     }
 
-    /// Hangs up the descriptor, and changes nothing else.
+    /// Hangs up the descriptor without any other change.
     pub fn hang_up(&self) {
         self.driver().bell = None;
     }
 
-    /// Unbinds the NIC: calls fail, the descriptor hangs up, and an access to a mapping raises
-    /// SIGBUS.
+    /// Unbinds the NIC. Afterwards, calls fail, the descriptor is hung up, and an access to a
+    /// mapping raises SIGBUS.
     pub fn unbind(&self) {
         self.take_away(&mut self.driver());
     }
@@ -118,8 +122,8 @@ impl Fake {
 
 impl Backend for Fake {
     fn get(&self, number: u32) -> io::Result<u64> {
-        // `values` has the numbers of GET calls as keys. The SET call of the same value has another
-        // number, so tests list the values that GET returns.
+        // The keys of `values` are the numbers of GET calls. The SET call of the same value has
+        // another number, so that tests list only the values that GET returns.
         let value = self.alive()?.values.get(&number).copied();
         value.map_or_else(|| error(libc::ENOTTY), Ok)
     }
@@ -167,7 +171,7 @@ impl Backend for Fake {
         }
         driver.armed.push(slot);
         drop(driver);
-        // Clear the descriptor before reading the status, so that no later interrupt is lost.
+        // The descriptor is cleared before the status is read, so that no later interrupt is lost.
         while (&self.fd).read(&mut [0; 64]).is_ok_and(|n| n > 0) {}
         let (offset, bytes) = self.queue;
         // The page of the read pointer precedes the slots.
