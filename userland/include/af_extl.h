@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only WITH Linux-syscall-note) OR MIT */
 /*
- * Stream sockets over Extoll (af_extl.ko) with the semantics of TCP; see docs/af_extl.md. Create
- * one with one of these calls:
+ * Stream sockets over Extoll (af_extl.ko) with the semantics of TCP; see docs/af_extl.md. Each of
+ * these calls creates a socket:
  *
  *   socket(AF_INET,  SOCK_STREAM, IPPROTO_EXTL)
  *   socket(AF_INET6, SOCK_STREAM, IPPROTO_EXTL)
@@ -24,20 +24,20 @@
 #define IPPROTO_EXTL 259
 #endif
 
-/* Protocols of AF_EXTL: IP version of the addresses. */
+/* Protocols of AF_EXTL. They select the IP version of the addresses. */
 #define EXTLPROTO_IPV4 0
 #define EXTLPROTO_IPV6 1
 
-/* Level for getsockopt(2). */
+/* Option level for getsockopt(2). */
 #define SOL_EXTL 0x4558
 
 /*
- * Option, read only: struct extl_info. Later versions may append fields; the returned length tells
- * which fields are valid.
+ * Read-only option that returns struct extl_info. Later versions may append fields. All fields
+ * within the returned length are valid.
  */
 #define EXTL_INFO 1
 
-/* Path of a connection's data. */
+/* Path on which the data of a connection travel. */
 enum extl_mode {
 	EXTL_MODE_IDLE = 0,      /* no connection */
 	EXTL_MODE_LISTENING = 1, /* the socket listens */
@@ -71,7 +71,7 @@ enum extl_reason {
 	EXTL_REASON_USER_LIMIT = 20,       /* limit of the user (parameter user_connections) */
 };
 
-/* Value of EXTL_INFO. */
+/* Value of the option EXTL_INFO. */
 struct extl_info {
 	__u16 mode;     /* enum extl_mode */
 	__u16 reason;   /* enum extl_reason */

@@ -27,7 +27,7 @@ extern "C" {
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #endif
 
-/* Links of a removed item. Following them faults. */
+/* Values of the links of a removed item. An access through these links faults. */
 #define EXTOLL_LIST_POISON1 ((void *)0x00100100)
 #define EXTOLL_LIST_POISON2 ((void *)0x00200200)
 
@@ -44,7 +44,7 @@ typedef struct _extoll2_pool_item {
 	uint32_t entries;	/* number of items at address */
 } extoll2_pool_item_t;
 
-/* A list and its pool. */
+/* List of items, and its pool of free items. */
 typedef struct _extoll2_list_mgt {
 	char name[32];
 	uint32_t item_size;		/* bytes per item */
@@ -71,7 +71,7 @@ static inline void extoll2_unlink(extoll_list_head_t *item)
 	item->next->prev = item->prev;
 }
 
-/* Returns an item to the pool. It must not be in the list. Returns 0. */
+/* Returns an item to the pool. The item must not be in the list. Returns 0. */
 static inline int extoll2_free_item(extoll2_list_t *list, extoll_list_head_t *item)
 {
 	extoll2_link_before(&list->free_list, item);
@@ -80,8 +80,8 @@ static inline int extoll2_free_item(extoll2_list_t *list, extoll_list_head_t *it
 }
 
 /*
- * Adds a block of num_items zeroed items to the pool. Returns 0, or -1 without memory or for more
- * than 4 GiB.
+ * Adds a block of num_items zeroed items to the pool. Returns 0. Returns -1 if memory is
+ * short or the block would exceed 4 GiB.
  */
 static inline int extoll2_alloc_pool(extoll2_list_t *list, uint32_t num_items)
 {
@@ -130,8 +130,8 @@ static inline void extoll2_destruct_list(extoll2_list_t *list)
 }
 
 /*
- * Creates an empty list for items of item_size bytes. The pool has initial_pool_size items and
- * grows by free_increment items when it is empty. The name is truncated to 31 characters. Returns
+ * Creates an empty list for items of item_size bytes. The pool begins with initial_pool_size items
+ * and grows by free_increment items when it is empty. The name is truncated to 31 characters. Returns
  * NULL without memory or if item_size is too small for the links.
  */
 static inline extoll2_list_t *extoll2_construct_list(uint32_t item_size, uint32_t initial_pool_size, uint32_t free_increment,
@@ -156,7 +156,7 @@ static inline extoll2_list_t *extoll2_construct_list(uint32_t item_size, uint32_
 	return list;
 }
 
-/* Takes an item from the pool. Its contents are undefined. Returns NULL without memory. */
+/* Removes an item from the pool and returns it, or NULL if memory is short. Its contents are undefined. */
 static inline extoll_list_head_t *extoll2_new_item(extoll2_list_t *list)
 {
 	extoll_list_head_t *item;
@@ -178,7 +178,7 @@ static inline void extoll2_list_append(extoll2_list_t *list, extoll_list_head_t 
 	list->num_items++;
 }
 
-/* Removes an item from the list. It does not return to the pool. */
+/* Removes an item from the list, but does not return the item to the pool. */
 static inline void extoll2_list_remove(extoll2_list_t *list, extoll_list_head_t *item)
 {
 	extoll2_unlink(item);
@@ -188,8 +188,8 @@ static inline void extoll2_list_remove(extoll2_list_t *list, extoll_list_head_t 
 }
 
 /*
- * The first, last and next functions return &list->list at the end of the list, and for an empty
- * list.
+ * The first, last and next functions return &list->list at the end of the list. For an empty list,
+ * they return it, too.
  */
 static inline extoll_list_head_t *extoll2_list_first(extoll2_list_t *list)
 {

@@ -10,10 +10,10 @@
 #include <sys/ioctl.h>
 
 #define EXTOLL_IOC_MAGIC 0xE7
-/* Incremented for each addition. Later versions keep all older calls. */
+/* Version of these additions. It increases with each addition. Newer versions keep all older calls. */
 #define EXTOLL_ABI_VERSION 1
 
-/* extoll_info.flags */
+/* Bits of extoll_info.flags. */
 #define EXTOLL_INFO_PRIVILEGED 0x1	/* opened with CAP_SYS_RAWIO: all is permitted */
 #define EXTOLL_INFO_COMPAT     0x2	/* the module was loaded with compat_unsafe */
 #define EXTOLL_INFO_UP         0x4	/* the network is running */
@@ -32,13 +32,13 @@ struct extoll_info {
 	uint32_t reserved[3];	/* 0 */
 };
 
-/* Fills in a struct extoll_info. */
+/* Stores the properties of the port in a struct extoll_info. */
 #define EXTOLL_IOCTL_INFO _IOR(EXTOLL_IOC_MAGIC, 0, struct extoll_info)
 /*
- * Frees all slots before the slot given as argument, which is the next to be read. Requests an
- * interrupt with the next message or notification that carries the interrupt flag. Returns 1 if
- * that slot already contains an entry, 0 if not. Afterwards poll(2) reports POLLIN when the slot
- * contains an entry. Call it before each poll.
+ * The argument is the next slot that the program will read. Frees all slots before this slot.
+ * Requests an interrupt with the next message or notification that has the interrupt flag. Returns
+ * 1 if the slot already contains an entry, and 0 otherwise. Afterwards poll(2) reports POLLIN when
+ * the slot contains an entry. Programs make this call before each poll(2).
  */
 #define EXTOLL_IOCTL_ARM  _IOW(EXTOLL_IOC_MAGIC, 1, uint64_t)
 

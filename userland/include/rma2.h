@@ -3,14 +3,14 @@
  * RMA for C programs: put, get, notification and lock commands on registered memory.
  *
  * Names, values and layouts are those of the public librma, so that programs written for it compile
- * and run. rma2(3) explains the functions. Link with -lrma; -lrma2 and -lrma2rc name the same
- * library.
+ * and run. rma2(3) explains the functions. Link with -lrma. The names -lrma2 and -lrma2rc lead to
+ * the same library.
  *
  * Functions of type RMA2_ERROR return RMA2_SUCCESS (0) or one of the values below. Threads may
- * share a port. A notification is returned by one call only and belongs to the thread that got it,
- * until that thread frees it. Do not pass a closed port, connection or region to any function.
- * rma2_close and rma2_disconnect close nothing when they return RMA2_ERR_POLL_EXCEEDED or
- * RMA2_ERR_INTERRUPTED: call them again.
+ * share a port. Only one call returns a notification. The notification belongs to the thread of that
+ * call until this thread frees it. A closed port, connection or region must not be passed to any
+ * function. rma2_close and rma2_disconnect close nothing when they return RMA2_ERR_POLL_EXCEEDED or
+ * RMA2_ERR_INTERRUPTED. The program must then call them again.
  */
 #ifndef EXTOLL_RMA2_H
 #define EXTOLL_RMA2_H
@@ -67,7 +67,7 @@ typedef uint16_t RMA2_VPID;	/* number of a port on its node, 0 to 255 */
 typedef uint64_t RMA2_NLA;	/* network logical address: address of registered memory */
 typedef uint8_t RMA2_Class;	/* class of a notification put; 0xFE and 0xFF are for matching */
 
-/* Notifications that a command creates; values may be combined by or. */
+/* Notifications that a command creates. Values may be combined by or. */
 typedef enum {
 	RMA2_NO_NOTIFICATION        = 0,
 	RMA2_REQUESTER_NOTIFICATION = 1,	/* at the origin: the request was sent */
@@ -79,8 +79,8 @@ typedef enum {
 } RMA2_Notification_Spec;
 
 /*
- * Requester page of a connection; values may be combined by or. RRA and physical addresses are for
- * privileged programs.
+ * Requester page of a connection. Values may be combined by or. Only privileged programs may use RRA
+ * and physical addresses.
  */
 typedef enum {
 	RMA2_CONN_DEFAULT  = 16,
@@ -94,7 +94,7 @@ typedef enum {
 	RMA2_CONN_PHYSICAL = 0	/* addresses are physical */
 } RMA2_Connection_Options;
 
-/* Commands: bt = bytes, qw = quadwords. */
+/* Commands. Names with BT transfer bytes, names with QW transfer quadwords. */
 typedef enum {
 	RMA2_BT_GET           = 0,
 	RMA2_QW_GET           = 1,
@@ -111,7 +111,7 @@ typedef enum {
 	RMA2_ANY              = 15	/* for matching: any command */
 } RMA2_Command;
 
-/* Modifiers of a command; values may be combined by or. */
+/* Modifiers of a command. Values may be combined by or. */
 typedef enum {
 	RMA2_CMD_DEFAULT = 0,
 	RMA2_CMD_MC      = 1,	/* the node is a multicast group */
@@ -120,7 +120,7 @@ typedef enum {
 	RMA2_CMD_EWA     = 8	/* remote write address of a function unit beside the NIC */
 } RMA2_Command_Modifier;
 
-/* Mode of a notification: options and modifiers of its command. */
+/* Mode bits of a notification, from the options and modifiers of its command. */
 typedef enum {
 	RMA2_NOTI_RRA = 1,
 	RMA2_NOTI_IRQ = 2,
@@ -137,7 +137,7 @@ typedef enum {
 	RMA2_ERROR_CMPL = 4	/* completer */
 } RMA2_Notification_Error;
 
-/* Calls that repeat commands dropped by the NIC; values may be combined by or. */
+/* Calls that repeat commands which the NIC dropped. Values may be combined by or. */
 typedef enum {
 	RMA2_REPLAY_MANUAL = 0,	/* none of the following */
 	RMA2_REPLAY_POST   = 1,	/* posting waits up to two seconds for room */
@@ -147,8 +147,8 @@ typedef enum {
 } RMA2_Replay_Buffer_Mode;
 
 /*
- * Notification in the NIC's format. Read it with the rma2_noti_get functions. Packed, so that it
- * fits into packed structures.
+ * Notification in the format of the NIC. Programs read it with the rma2_noti_get functions. It is
+ * packed, because programs embed it in packed structures.
  */
 typedef struct __attribute__((packed)) {
 	union {
@@ -159,14 +159,14 @@ typedef struct __attribute__((packed)) {
 	} word1;
 } RMA2_Notification;
 
-/* Opaque: a connection to a port of a node. */
+/* Opaque handle of a connection to a port of a node. */
 typedef struct rma2_connection RMA2_Connection;
 typedef RMA2_Connection *RMA2_Handle;
-/* Opaque: an open port. */
+/* Opaque handle of an open port. */
 typedef struct rma2_endpoint RMA2_Endpoint;
 typedef RMA2_Endpoint *RMA2_Port;
 
-/* Prepared command; fill it in with the rma2_desc_set functions. */
+/* Prepared command. The rma2_desc_set functions fill it in. */
 typedef struct {
 	extoll_list_head_t list;
 	RMA2_Handle handle;
@@ -175,7 +175,7 @@ typedef struct {
 	uint64_t reserved1;
 } RMA2_Descriptor;
 
-/* Values for the match functions, see rma2_notification (3). */
+/* Wildcards and flags of the match functions, see rma2_notification (3). */
 extern const RMA2_Class RMA2_CLASS_ANY;
 extern const RMA2_Nodeid RMA2_NODEID_ANY;
 extern const RMA2_VPID RMA2_VPID_ANY;
@@ -185,7 +185,7 @@ extern const uint32_t RMA2_DEFAULT_FLAG;
 extern const uint32_t RMA2_BLOCK_FLAG;
 extern const uint32_t RMA2_MATCH_LAST_NLA_FLAG;
 
-/* Ports and connections: rma2_port (3), rma2_connection (3). */
+/* Functions for ports and connections, see rma2_port (3) and rma2_connection (3). */
 RMA2_ERROR rma2_open(RMA2_Port *port);
 RMA2_ERROR rma2_close(RMA2_Port port);
 RMA2_ERROR rma2_connect(RMA2_Port port, RMA2_Nodeid node, RMA2_VPID vpid, RMA2_Connection_Options options,
@@ -195,9 +195,9 @@ RMA2_Nodeid rma2_handle_get_node(RMA2_Handle handle);
 RMA2_VPID rma2_handle_get_vpid(RMA2_Handle handle);
 
 /*
- * Commands: rma2_post (3). They return at once; notifications report the progress. Sizes are 1 to
- * 8,388,608 bytes. The qw variants require sizes and addresses that are multiples of 8. The direct
- * variants take an NLA for the local side too.
+ * Functions that post commands, see rma2_post (3). They return at once. Notifications report the
+ * progress. Sizes are 1 to 8,388,608 bytes. The qw variants require sizes and addresses that are
+ * multiples of 8. The direct variants also take an NLA for the local side.
  */
 RMA2_ERROR rma2_post_put_bt(RMA2_Port port, RMA2_Handle handle, RMA2_Region *source, uint32_t offset, uint32_t size,
 			    RMA2_NLA destination, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
@@ -223,7 +223,7 @@ RMA2_ERROR rma2_post_immediate_put(RMA2_Port port, RMA2_Handle handle, uint32_t 
 				   RMA2_NLA destination, RMA2_Notification_Spec spec, RMA2_Command_Modifier modifier);
 RMA2_ERROR rma2_post_descriptor(RMA2_Port port, RMA2_Handle handle, RMA2_Descriptor *desc);
 
-/* Prepared commands: rma2_descriptor (3). */
+/* Functions for prepared commands, see rma2_descriptor (3). */
 RMA2_ERROR rma2_desc_alloc(RMA2_Port port, RMA2_Descriptor **desc);
 RMA2_ERROR rma2_desc_free(RMA2_Port port, RMA2_Descriptor *desc);
 RMA2_ERROR rma2_desc_query_free(RMA2_Port port, int *num);
@@ -241,8 +241,8 @@ RMA2_ERROR rma2_desc_set_lock(RMA2_Descriptor *desc, RMA2_Handle handle, RMA2_No
 RMA2_ERROR rma2_desc_set_notification_value(RMA2_Descriptor *desc, RMA2_Class mclass, uint64_t value);
 
 /*
- * Notifications: rma2_notification (3), rma2_noti_get (3). Each returned notification must be freed
- * with rma2_noti_free.
+ * Functions for notifications, see rma2_notification (3) and rma2_noti_get (3). Programs must free
+ * each returned notification with rma2_noti_free.
  */
 RMA2_ERROR rma2_noti_probe(RMA2_Port port, RMA2_Notification **notification);
 RMA2_ERROR rma2_noti_get_block(RMA2_Port port, RMA2_Notification **notification);
@@ -280,8 +280,8 @@ uint64_t rma2_noti_get_notiput_payload(RMA2_Notification *notification);
 uint8_t rma2_noti_get_notiput_class(RMA2_Notification *notification);
 
 /*
- * Registered memory: rma2_region (3). Peers may read and write whole pages of it until it is
- * unregistered.
+ * Functions for registered memory, see rma2_region (3). Peers may read and write all pages that
+ * contain the memory until it is unregistered.
  */
 RMA2_ERROR rma2_register(RMA2_Port port, void *address, size_t size, RMA2_Region **region);
 RMA2_ERROR rma2_register_nomalloc(RMA2_Port port, void *address, size_t size, RMA2_Region *region);
@@ -299,11 +299,11 @@ int rma2_get_region_contained(RMA2_Region *region, void *start, size_t size);
 int rma2_get_region_overlap(RMA2_Region *region, void *start, size_t size);
 int rma2_get_region_equal(RMA2_Region *region, void *start, size_t size);
 
-/* Error texts: rma2_error (3). */
+/* Functions for error texts, see rma2_error (3). */
 void rma2_serror(RMA2_ERROR error, char *text, int size);
 void rma2_perror(RMA2_ERROR error, char *header);
 
-/* Properties of ports and connections: rma2_port (3), rma2_connection (3). */
+/* Functions for properties of ports and connections, see rma2_port (3), rma2_connection (3). */
 RMA2_Nodeid rma2_get_nodeid(RMA2_Port port);
 RMA2_VPID rma2_get_vpid(RMA2_Port port);
 RMA2_Nodeid rma2_get_node_num(RMA2_Port port);
@@ -326,10 +326,11 @@ void rma2_set_replay_mode(RMA2_Port port, RMA2_Replay_Buffer_Mode mode);
 RMA2_Replay_Buffer_Mode rma2_get_replay_buffer_mode(RMA2_Port port);
 
 /*
- * Event loops; not in the public librma.
+ * Functions for event loops, which the public librma lacks.
  *
- * The descriptor is for poll(2). Arming requests the interrupt that makes it readable. Ask for the
- * time-out after each call of rma2_arm; it is in milliseconds, -1 for no limit.
+ * The descriptor is for poll(2). Arming requests the interrupt that makes the descriptor readable.
+ * The timeout for poll(2) must be read after each call of rma2_arm. It is in milliseconds; -1 means
+ * no limit.
  */
 int rma2_get_fd(RMA2_Port port);
 RMA2_ERROR rma2_arm(RMA2_Port port);

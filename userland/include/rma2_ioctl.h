@@ -13,8 +13,8 @@
 #define RMA2_IOC_MAXNR 26
 
 /*
- * Sizes of the notification queue in bytes, multiples of the page size. They take effect when the
- * queue is mapped.
+ * Sizes of the notification queue in bytes, which must be multiples of the page size. They take
+ * effect when the queue is mapped.
  */
 #define RMA2_IOCTL_GET_NOTIQ_SIZE         _IOR(RMA2_IOC_MAGIC, 0, uint32_t)
 #define RMA2_IOCTL_SET_NOTIQ_SIZE         _IOW(RMA2_IOC_MAGIC, 1, uint32_t)
@@ -38,8 +38,8 @@
 #define RMA2_IOCTL_GET_MAXVPID            _IOR(RMA2_IOC_MAGIC, 13, uint32_t)
 
 /*
- * For privileged programs: target units, accelerator, response classes, protection, TLP hints,
- * history (of all VPIDs).
+ * Calls for privileged programs: target units, accelerator, response classes, protection, TLP hints,
+ * and history of all VPIDs.
  */
 #define RMA2_IOCTL_SET_TUS                _IOW(RMA2_IOC_MAGIC, 14, uint32_t)
 #define RMA2_IOCTL_GET_TUS                _IOR(RMA2_IOC_MAGIC, 15, uint32_t)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-or-later WITH Linux-syscall-note) OR MIT */
 /*
- * Registered memory region, exchanged between librma and the driver. The driver ignores list,
- * refcount, endpoint and parent, which belong to the library. Before including this file, define
- * extoll_list_head_t (two pointers); rma2.h does that.
+ * Registered memory region, which librma and the driver exchange. The driver ignores list,
+ * refcount, endpoint and parent, which belong to the library. The program must define
+ * extoll_list_head_t (two pointers) before it includes this file; rma2.h does that.
  */
 #ifndef EXTOLL_RMA2_REGION_H
 #define EXTOLL_RMA2_REGION_H

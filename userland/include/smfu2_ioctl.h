@@ -12,9 +12,9 @@
 #define SMFU2_IOC_MAGIC 'k'
 #define SMFU2_IOC_MAXNR 2
 
-/* Bytes of local memory that other nodes can access. */
+/* Size in bytes of the local memory that other nodes can access. */
 #define SMFU2_IOCTL_GET_LOCAL_SIZE _IOR(SMFU2_IOC_MAGIC, 0, uint64_t)
-/* Writes back and invalidates the caches of the calling CPU. For privileged programs. */
+/* Writes back and invalidates the caches of the calling CPU. Only for privileged programs. */
 #define SMFU2_IOCTL_FLUSH_CACHES   _IOR(SMFU2_IOC_MAGIC, 1, uint64_t)
 #define SMFU2_IOCTL_GET_NODE_ID    _IOR(SMFU2_IOC_MAGIC, 2, uint64_t)
 

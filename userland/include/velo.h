@@ -16,14 +16,14 @@
 extern "C" {
 #endif
 
-/* Maximum bytes of a message. */
+/* Maximum length of a message in bytes. */
 #define VELO_MAX_LEN 120
 
-/* velo_to.flags */
+/* Bits of velo_to.flags. */
 #define VELO_MULTICAST 1	/* node is a multicast group */
 #define VELO_QUIET     2	/* do not wake a receiver that sleeps */
 
-/* Opaque: an open port. */
+/* Opaque handle of an open port. */
 typedef struct velo_port velo_port_t;
 
 /* Destination of a message. */
@@ -46,34 +46,34 @@ struct velo_message {
 	uint8_t data[VELO_MAX_LEN];	/* zeros after len bytes */
 };
 
-/* Opens a free port. device: directory of the device files; NULL for EXTOLL_DEV or /dev/extoll. */
+/* Opens an unused port. device: directory of the device files; NULL for EXTOLL_DEV or /dev/extoll. */
 int velo_open(const char *device, velo_port_t **port);
-/* Closes a port. No other thread may use it. */
+/* Closes a port. No other thread may use the port during or after this call. */
 void velo_close(velo_port_t *port);
-/* Return node and VPID of the port, the address for its peers. */
+/* These functions return the node and the VPID of the port, which peers use as its address. */
 uint16_t velo_node(const velo_port_t *port);
 uint16_t velo_vpid(const velo_port_t *port);
 
 /*
  * Functions that may wait. timeout_ms: 0 = do not wait (-EAGAIN), -1 = wait without limit, other
- * negative values are invalid (-EINVAL). They return -ETIMEDOUT when the time-out expires, and
+ * negative values are invalid (-EINVAL). They return -ETIMEDOUT when the timeout expires, and
  * -EINTR when a signal handler ran.
  */
 
-/* Sends len bytes, 1 to 120; waits for room. */
+/* Waits until the NIC can accept a message, then sends len bytes (1 to 120). */
 int velo_send(velo_port_t *port, const struct velo_to *to, const void *data, size_t len, int timeout_ms);
-/* Stores the oldest message; waits for one. */
+/* Waits for a message, then stores the oldest message. */
 int velo_recv(velo_port_t *port, struct velo_message *message, int timeout_ms);
 /*
- * Repeats messages that the NIC dropped, until it accepted all messages of the port. A program that
+ * Repeats messages that the NIC dropped, until it has accepted all messages of the port. A program that
  * only sends must call this at the end.
  */
 int velo_drain(velo_port_t *port, int timeout_ms);
 
 /*
- * Event loops: call velo_arm(), then velo_recv() with time-out 0 until there are no messages. Then
- * call poll(2) for the descriptor velo_fd() with the time-out velo_poll_timeout() in milliseconds
- * (-1: no limit), and start again.
+ * Functions for event loops. An event loop calls velo_arm(), then velo_recv() with timeout 0 until
+ * there are no messages. It then calls poll(2) for the descriptor velo_fd() with the timeout
+ * velo_poll_timeout() in milliseconds (-1 for no limit), and starts again.
  */
 int velo_fd(const velo_port_t *port);
 int velo_arm(velo_port_t *port);

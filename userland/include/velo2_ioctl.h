@@ -21,15 +21,15 @@
 #define VELO2_IOCG_GET_VPID         _IOR(VELO2_IOC_MAGIC, 4, uint64_t)
 
 /*
- * Sizes of the mailbox in bytes, multiples of the page size. They take effect when the mailbox is
- * mapped.
+ * Sizes of the mailbox in bytes, which must be multiples of the page size. They take effect when
+ * the mailbox is mapped.
  */
 #define VELO2_IOCG_GET_MBOX_SIZE    _IOR(VELO2_IOC_MAGIC, 5, uint64_t)
 #define VELO2_IOCG_SET_MBOX_SIZE    _IOW(VELO2_IOC_MAGIC, 6, uint64_t)
 #define VELO2_IOCG_GET_SEGMENT_SIZE _IOR(VELO2_IOC_MAGIC, 7, uint64_t)
 #define VELO2_IOCG_SET_SEGMENT_SIZE _IOW(VELO2_IOC_MAGIC, 8, uint64_t)
 
-/* Accepted without effect. */
+/* The driver accepts these calls without an effect. */
 #define VELO2_IOCT_SET_ASYNC        _IOW(VELO2_IOC_MAGIC, 9, uint32_t)
 #define VELO2_IOCT_SET_POLLTIMES    _IOW(VELO2_IOC_MAGIC, 10, uint32_t)
 #define VELO2_IOCT_SET_POLLFLAG     _IOW(VELO2_IOC_MAGIC, 11, uint32_t)
@@ -37,8 +37,8 @@
 #define VELO2_IOCG_GET_NODEID       _IOR(VELO2_IOC_MAGIC, 12, uint64_t)
 
 /*
- * Protection descriptors, and source identity (node in bits 15:0, VPID in bits 31:16). SET calls
- * are for privileged programs.
+ * Protection descriptors, and source identity (node in bits 15:0, VPID in bits 31:16). Only
+ * privileged programs may make the SET calls.
  */
 #define VELO2_IOCG_SET_TX_PROTDESC  _IOW(VELO2_IOC_MAGIC, 13, uint64_t)
 #define VELO2_IOCG_GET_TX_PROTDESC  _IOR(VELO2_IOC_MAGIC, 14, uint64_t)

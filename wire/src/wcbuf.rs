@@ -299,11 +299,13 @@ enum Step {
 ///
 /// ```
 /// use wire::wcbuf::{Action, Credits, Event, Replay, State};
+///
 /// let mut credits = Credits::new();
 /// let _packet = credits.take();
 /// let mut replay = Replay::new();
 /// let mut state = State(0).with_retry(true).with_retry_count(1);
 /// let mut action = replay.start();
+///
 /// loop {
 ///     let event = match action {
 ///         Action::ReadState => Event::State(state),

@@ -5,10 +5,12 @@
 //! ```no_run
 //! use extoll::{rma, Buffer, Device, Wait};
 //! use std::time::Duration;
+//!
 //! # fn main() -> extoll::Result<()> {
 //! let port = rma::Port::open(&Device::default())?;
 //! let region = port.register(Buffer::new(1 << 20)?)?;
 //! region.write(0, b"hello")?;
+//!
 //! // The peer of this example is the port itself.
 //! let peer = rma::Peer::new(port.node(), port.vpid());
 //! port.put_wait(&peer, &region, 0, 5, region.nla_at(4096)?, Wait::for_at_most(Duration::from_secs(1)))?;

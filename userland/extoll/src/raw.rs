@@ -279,8 +279,7 @@ impl BlockedSignals {
             tv_nsec: time.subsec_nanos().into(),
         };
         let before: *const libc::sigset_t = &self.before;
-        // This uses the system call instead of the C library's ppoll(), because that function is a
-        // cancellation point and Rust code must not be cancelled.
+        // The C library's ppoll() is a cancellation point, but Rust code must not be cancelled.
         // SAFETY: the list and the time are
         // valid during the call, which writes only to them. The call reads the first eight bytes of
         // the mask, and glibc's type is longer.

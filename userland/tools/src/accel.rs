@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extollctl accel`: PCIe devices that nodes borrow from each other (vpci.ko).
+//! `extollctl accel`: PCIe devices that nodes borrow from each other by vpci.ko.
 
 use crate::choice::Choice;
 use crate::table::table;
@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 const FILE: &str = "/dev/extoll_pci";
 const DEVICES: &str = "/sys/bus/pci/devices";
 const DRIVER: &str = "vpci";
-/// Maximum time for the PCI core to bind a driver, or for a borrower to return a device.
+/// Maximum time for which a command waits until the PCI core has bound a driver or a borrower has
+/// returned a device.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Subcommands for devices.
+/// Subcommand of `extollctl accel`.
 #[derive(Subcommand, Debug)]
 pub enum Verb {
-    /// Lists the devices that a node lends. Without --node: the devices that this node has
+    /// Lists the devices that a node lends. Without --node, lists the devices that this node has
     /// borrowed, and those that it lends.
     ///
     /// Example: extollctl accel list --node 3
@@ -31,20 +32,21 @@ pub enum Verb {
         #[arg(short, long)]
         node: Option<u16>,
     },
-    /// Borrows a device of another node: adds it to this node's PCI tree and prints its PCI domain.
+    /// Borrows a device of another node. Adds the device to this node's PCI tree and prints its PCI
+    /// domain.
     ///
     /// Example: extollctl accel borrow --node 3 0000:02:00.0
     Borrow {
         /// Number of the node.
         #[arg(short, long)]
         node: u16,
-        /// The device: its index in the node's list, or its PCI address there. Not required for an
-        /// accelerator.
+        /// Device to borrow: its index in the node's list, or its PCI address on that node. Not
+        /// required for an accelerator.
         #[arg(default_value = "0")]
         address: String,
     },
-    /// Enrols a node as an accelerator: a NIC with a device behind it and no host. Repeat this
-    /// after each loss of power.
+    /// Enrols a node as an accelerator, which is a NIC with a device but without a host. Must be
+    /// repeated after each loss of power.
     ///
     /// Example: extollctl accel enrol --node 5
     Enrol {
@@ -52,7 +54,7 @@ pub enum Verb {
         #[arg(short, long)]
         node: u16,
     },
-    /// Returns a borrowed device to its lender. Its driver on this node is unbound first.
+    /// Returns a borrowed device to its lender. The driver on this node is unbound first.
     ///
     /// Example: extollctl accel return 0x10001
     Return {
@@ -67,8 +69,8 @@ pub enum Verb {
         /// PCI address of the device (0000:02:00.0).
         address: String,
     },
-    /// Takes a device back from its borrower. A device of this node is then bound to its own
-    /// driver. With --node: the device of an accelerator.
+    /// Takes a device back from its borrower. A device of this node is then bound to its usual
+    /// driver. With --node, takes back the device of an accelerator.
     ///
     /// Example: extollctl accel reclaim 0000:02:00.0
     ///
@@ -80,44 +82,45 @@ pub enum Verb {
         /// Node of the accelerator.
         #[arg(short, long)]
         node: Option<u16>,
-        /// Declares that all nodes which borrowed the accelerator, and all accelerators joined with
-        /// it, are down or have no window to it. The numbers of their intervals are then used for
-        /// other nodes.
+        /// Declares that all nodes which borrowed the accelerator are down or have no window to it.
+        /// The same must be true for all accelerators that are joined with it. The numbers of their
+        /// intervals are then used for other nodes.
         #[arg(long, requires = "node")]
         down: bool,
-        /// Milliseconds for the borrower to unbind its driver. Afterwards the device is cut off
-        /// from the borrower.
+        /// Time in milliseconds that the borrower has to unbind its driver. After this time, the
+        /// device cannot access the borrower any more.
         #[arg(long, default_value_t = 5000, conflicts_with = "node")]
         grace_ms: u32,
         /// Keeps offering the device to other nodes.
         #[arg(long, conflicts_with = "node")]
         keep: bool,
     },
-    /// Joins the devices of two accelerators: the first device accesses the second one directly,
-    /// not through this node. Drivers can map the BARs of the second device (dma_map_resource).
+    /// Joins the devices of two accelerators. The first device then accesses the second device
+    /// directly, not through this node. Drivers can map the BARs of the second device
+    /// (dma_map_resource).
     ///
     /// Example: extollctl accel join 0x10001 0x10002
     Join {
         /// PCI domain of the first device (0x10001).
         #[arg(value_parser = crate::number)]
         domain: u64,
-        /// PCI domain of the second device.
+        /// PCI domain of the second device (0x10002).
         #[arg(value_parser = crate::number)]
         with: u64,
     },
-    /// Ends the access of a device to another one that "join" set up.
+    /// Ends the access of a device to another device that "join" set up.
     ///
     /// Example: extollctl accel part 0x10001 0x10002
     Part {
         /// PCI domain of the first device (0x10001).
         #[arg(value_parser = crate::number)]
         domain: u64,
-        /// PCI domain of the second device.
+        /// PCI domain of the second device (0x10002).
         #[arg(value_parser = crate::number)]
         with: u64,
     },
-    /// Declares that a node is switched off and has no access to resources of this node. This must
-    /// be true, because these resources are then given to other nodes.
+    /// Declares that a node is switched off and has no access to resources of this node. The
+    /// declaration must be true, because other nodes then get these resources.
     ///
     /// Example: extollctl accel down --node 5
     Down {
@@ -125,7 +128,7 @@ pub enum Verb {
         #[arg(short, long)]
         node: u16,
     },
-    /// Resets a device that was found broken, and offers it again.
+    /// Resets a device in the state "Broken", and offers it to other nodes again.
     ///
     /// Example: extollctl accel repair 0000:02:00.0
     Repair {
@@ -221,11 +224,11 @@ fn holder(node: u16, index: &str) -> Option<String> {
     (!by.is_empty()).then(|| format!("node {by}"))
 }
 
-/// Parses the `name=value` words of a line. Several values of a name are joined with commas.
+/// Parses the `name=value` words of a line. Joins several values of a name with commas.
 fn words(line: &str) -> Map<String, Value> {
     let mut all = Map::new();
     for (name, value) in line.split_whitespace().filter_map(|w| w.split_once('=')) {
-        // Properties with several values have one word for each value.
+        // A property with several values occurs once for each value.
         let value = match all.get(name).and_then(Value::as_str) {
             Some(before) => format!("{before},{value}"),
             None => value.to_owned(),
@@ -300,13 +303,14 @@ fn driver(dir: &Path) -> Option<String> {
     Some(link.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Binds a device to the driver `name`; if `name` is empty, to the driver that the kernel selects.
+/// Binds a device to the driver `name`. If `name` is empty, binds it to the driver that the kernel
+/// selects.
 fn rebind(device: &str, name: &str) -> Result<()> {
     let dir = directory(device)?;
     if driver(&dir).is_some() {
         fs::write(dir.join("driver/unbind"), device).context("unbind")?;
     }
-    // A single line feed clears the override.
+    // A single line feed clears the driver override.
     fs::write(dir.join("driver_override"), format!("{name}\n")).context("driver_override")?;
     fs::write("/sys/bus/pci/drivers_probe", device).context("drivers_probe")?;
     Ok(())
@@ -314,13 +318,13 @@ fn rebind(device: &str, name: &str) -> Result<()> {
 
 fn lend(device: &str) -> Result<(Value, String)> {
     let dir = directory(device)?;
-    // Check that the module answers before the device is unbound from its own driver.
+    // The module must answer before the device is unbound from its usual driver.
     ask("lent")?;
     rebind(device, DRIVER)?;
     let begun = Instant::now();
     while driver(&dir).as_deref() != Some(DRIVER) {
         if begun.elapsed() > Duration::from_secs(2) {
-            // The driver did not bind: give the device back to its own driver.
+            // The driver did not bind, so the device is bound to its usual driver again.
             rebind(device, "")?;
             bail!("the driver {DRIVER} does not take {device}; see the kernel log");
         }

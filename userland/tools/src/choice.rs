@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Selection of a NIC on machines with several.
+//! Selection of a NIC on machines with several NICs.
 
 use anyhow::{bail, Result};
 use extoll::{Device, Nic};
@@ -15,8 +15,8 @@ pub struct Choice {
     /// PCI address of the NIC, as shown by "extollctl list".
     #[arg(short = 'N', long, global = true, conflicts_with = "device")]
     pub nic: Option<String>,
-    /// Directory of the NIC's device files. Default: the environment variable EXTOLL_DEV, or else
-    /// /dev/extoll, the first NIC.
+    /// Directory of the NIC's device files. The default is the value of the environment variable
+    /// EXTOLL_DEV or, if it is not set, /dev/extoll, which belongs to the first NIC.
     #[arg(short, long, global = true)]
     pub device: Option<PathBuf>,
     /// Directory that replaces / in tests.
@@ -24,8 +24,8 @@ pub struct Choice {
     pub root: PathBuf,
 }
 
-/// Returns the directory of a NIC's device files (/dev/extoll, /dev/extoll1 …); `None` if the NIC
-/// has no driver.
+/// Returns the directory of a NIC's device files (/dev/extoll, /dev/extoll1 …). Returns `None` if
+/// the NIC has no driver.
 pub fn directory(nic: &Nic, root: &Path) -> Option<PathBuf> {
     let below = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
     let event = CLASSES
@@ -33,12 +33,12 @@ pub fn directory(nic: &Nic, root: &Path) -> Option<PathBuf> {
         .flat_map(|class| below(nic.sysfs.join(class)))
         .find_map(|file| fs::read_to_string(file.path().join("uevent")).ok())?;
     let name = event.lines().find_map(|l| l.strip_prefix("DEVNAME="))?;
-    // Older versions of devtmpfs report the whole path.
+    // Older versions of devtmpfs report the path including /dev.
     let (dir, _) = name.trim_start_matches("/dev/").split_once('/')?;
     Some(root.join("dev").join(dir))
 }
 
-/// True if `word` is the PCI address of a NIC. The domain 0000 may be omitted.
+/// Returns whether `word` is the PCI address of a NIC. The domain 0000 may be omitted.
 pub fn is_at(address: &str, word: &str) -> bool {
     address == word || address.strip_prefix("0000:") == Some(word)
 }
@@ -48,7 +48,7 @@ impl Choice {
         self.nic.is_some() || self.device.is_some()
     }
 
-    /// Fails if a NIC is selected. For operations that do not depend on the NIC.
+    /// Fails if the options select a NIC. Used for operations that do not depend on the NIC.
     pub fn refuse(&self, what: &str) -> Result<()> {
         if self.is_made() {
             bail!("{what} is the same for all NICs: omit --nic and --device");
@@ -56,7 +56,7 @@ impl Choice {
         Ok(())
     }
 
-    /// Returns the selected NIC, or else all NICs.
+    /// Returns the selected NIC. Without a selection, returns all NICs.
     pub fn nics(&self) -> Result<Vec<Nic>> {
         let mut chosen = extoll::nics(&self.root);
         let what = match (&self.nic, &self.device) {
@@ -79,7 +79,7 @@ impl Choice {
         Ok(chosen)
     }
 
-    /// Returns the selected NIC, or else all NICs with a driver.
+    /// Returns the selected NIC. Without a selection, returns all NICs with a driver.
     pub fn driven(&self) -> Result<Vec<Nic>> {
         let mut all = self.nics()?;
         if !self.is_made() {
@@ -88,7 +88,8 @@ impl Choice {
         Ok(all)
     }
 
-    /// Returns the device files of the selected NIC, or else of the first one.
+    /// Returns the device files of the selected NIC. Without a selection, returns those of the
+    /// first NIC.
     pub fn device(&self) -> Result<Device> {
         if self.nic.is_none() {
             return Ok(self.device.clone().map_or_else(Device::default, Device::at));
@@ -106,7 +107,7 @@ impl Choice {
         }
     }
 
-    /// Like [`Choice::device`], but fails if there are several NICs and none is selected.
+    /// Returns the device files of the selected NIC. Fails if no NIC is selected but several exist.
     /// `named_by_environment` means that EXTOLL_DEV is set.
     pub fn the_device(&self, named_by_environment: bool) -> Result<Device> {
         if !self.is_made() && !named_by_environment {
@@ -127,7 +128,7 @@ impl Choice {
     }
 }
 
-/// True if two paths lead to the same directory.
+/// Returns whether two paths lead to the same directory.
 fn same(a: &Path, b: &Path) -> bool {
     match (a.canonicalize(), b.canonicalize()) {
         (Ok(a), Ok(b)) => a == b,
@@ -140,7 +141,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// Creates a machine with NICs at these PCI addresses. The first NIC has /dev/extoll, the
-    /// second one /dev/extoll1 and so on. The last NIC has no driver.
+    /// second NIC has /dev/extoll1, and so on. The last NIC has no driver.
     pub fn machine(addresses: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let put = |path: String, content: &str| {
@@ -218,14 +219,14 @@ pub(crate) mod tests {
         assert!(choice(Some("02:00.0"), Some(dev("extoll1")))
             .nics()
             .is_err());
-        // None chosen.
+        // No NIC is selected.
         assert_eq!(choice(None, None).nics().unwrap().len(), 3);
         let error = choice(None, None).the_device(false).unwrap_err();
         assert!(error.to_string().contains("0000:02:00.0"), "{error}");
         assert!(choice(None, None).the_device(true).is_ok());
         assert!(choice(None, None).refuse("x").is_ok());
         assert!(by_dir.refuse("x").is_err());
-        // One usable NIC needs no choice.
+        // A machine with only one usable NIC needs no selection.
         let root = machine(&ADDRESSES[1..]);
         let one = Choice {
             root: root.path().into(),

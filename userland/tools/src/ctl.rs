@@ -48,20 +48,20 @@ pub struct Args {
 
 #[derive(Subcommand, Debug)]
 enum Verb {
-    /// Lists the NICs: address, driver, node, network, interfaces, device files.
+    /// Lists the NICs with address, driver, node, network, interfaces and device files.
     ///
     /// Example: extollctl list
     List,
-    /// Shows the links of a node: state, neighbour, packets, retransmissions.
+    /// Shows the links of a node with state, neighbour, packets and retransmissions.
     ///
     /// Example: extollctl links --node 3
     Links {
-        /// Number of another node, which is accessed through the fabric.
+        /// Number of another node, which is accessed through the fabric. The default is this node.
         #[arg(short, long)]
         node: Option<u16>,
     },
-    /// Shows the open ports: unit, VPID, process and user that opened it (empty for the kernel),
-    /// counters.
+    /// Shows the open ports with unit, VPID, counters, and the process and user that opened the
+    /// port. Ports of the kernel have no process and user.
     ///
     /// Example: extollctl ports
     Ports,
@@ -69,7 +69,7 @@ enum Verb {
     ///
     /// Example: extollctl counters --all
     Counters {
-        /// Shows counters that are 0 too.
+        /// Shows all counters, including those that are 0.
         #[arg(short, long)]
         all: bool,
     },
@@ -88,10 +88,10 @@ enum Verb {
     Reg {
         #[command(subcommand)]
         verb: RegVerb,
-        /// Number of the node whose registers are accessed. Default: this node.
+        /// Number of the node whose registers are accessed. The default is this node.
         #[arg(short, long, global = true)]
         node: Option<u16>,
-        /// Time-out in microseconds for accesses to another node (1000000).
+        /// Timeout in microseconds for accesses to another node. The default is 1000000.
         #[arg(long, global = true)]
         timeout_us: Option<u64>,
     },
@@ -103,7 +103,7 @@ enum RegVerb {
     ///
     /// Example: extollctl reg list lp0 status
     List {
-        /// Words that the names contain.
+        /// Words that must occur in the names.
         words: Vec<String>,
     },
     /// Reads a register and shows its value and fields.
@@ -115,7 +115,7 @@ enum RegVerb {
         /// Index of the element in an array of registers.
         #[arg(short, long, default_value_t = 0)]
         index: u32,
-        /// Reads the register even if reading changes its value.
+        /// Reads the register even if the read changes its value.
         #[arg(long)]
         force: bool,
     },
@@ -163,7 +163,7 @@ fn output(args: &Args) -> Result<(Value, String)> {
     }
 }
 
-/// Formats rows with a heading. Empty cells become dashes.
+/// Formats rows with a heading. Replaces empty cells by dashes.
 fn rows(heading: &[&str], rows: Vec<Vec<String>>) -> String {
     let dash = |cell: String| if cell.is_empty() { "-".into() } else { cell };
     let mut all = vec![heading.iter().map(|h| h.to_string()).collect::<Vec<_>>()];
@@ -236,7 +236,7 @@ fn debugfs(nic: &Nic, file: &str) -> Result<String> {
     })
 }
 
-/// Parses a line of debugfs `ports`: unit, then names and values.
+/// Parses a line of the debugfs file `ports`: unit, then pairs of name and value.
 fn parse_port(line: &str) -> Option<(String, Vec<(String, String)>)> {
     let mut words = line.split_whitespace();
     let unit = words.next()?.to_lowercase();
@@ -255,7 +255,7 @@ fn users(root: &Path) -> BTreeMap<String, String> {
         let name = fields.next()?.to_string();
         Some((fields.nth(1)?.to_string(), name))
     };
-    // If an ID has several names, the first one counts, as in the system's functions.
+    // If an ID has several names, the first name is used, as in the functions of libc.
     text.lines().rev().filter_map(user).collect()
 }
 
@@ -306,8 +306,8 @@ const PORT_COLUMNS: [&str; 10] = [
     "interrupts",
 ];
 
-/// Parses a line of debugfs `counters`: name, value, text. Names of reasons and events contain a
-/// number.
+/// Parses a line of the debugfs file `counters`: name, value, text. The names of reasons and events
+/// contain a number.
 fn parse_counter(line: &str) -> Option<(String, u64, String)> {
     let (words, text) = line.split_once('(').unwrap_or((line, ""));
     let (name, value) = words.trim().rsplit_once(' ')?;
@@ -332,7 +332,7 @@ fn counters(args: &Args, all: bool) -> Result<(Value, String)> {
     ))
 }
 
-/// Register access to one node.
+/// Access to the registers of one node.
 struct Registers {
     file: RegisterFile,
     node: NodeId,
@@ -360,7 +360,7 @@ impl Registers {
         file.set_timeout(timeout_us.map_or(TIMEOUT, Duration::from_micros))?;
         Ok(Self {
             file,
-            // Local access requires a node ID and ignores it.
+            // Local access requires a node ID argument, but ignores its value.
             node: NodeId(node.unwrap_or(0)),
         })
     }
@@ -429,11 +429,11 @@ fn links(args: &Args, node: Option<u16>) -> Result<(Value, String)> {
 }
 
 const LINKS: u32 = 7;
-/// Default time-out of accesses to another node: a thousand times the driver's, for interactive
-/// use.
+/// Default timeout of accesses to another node. It is a thousand times the driver's timeout,
+/// because a person waits for the result.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Finds a register by name, with or without the vendor's prefix, or by offset.
+/// Finds a register by its offset, or by its name with or without the vendor's prefix.
 fn find(text: &str, index: u32) -> Result<(Option<Register>, RegOffset)> {
     if text.starts_with(|c: char| c.is_ascii_digit()) {
         let offset = crate::number(text).map_err(anyhow::Error::msg)?;
@@ -446,7 +446,7 @@ fn find(text: &str, index: u32) -> Result<(Option<Register>, RegOffset)> {
         }
         return match (Register::find(offset), index) {
             (found, 0) => Ok((found.map(|(register, _)| register), offset)),
-            // The index counts from the first element, as for a name.
+            // The index counts from the first element of the array, as it does for a name.
             (Some((register, 0)), _) => element(register, index),
             _ => bail!("no array begins at {text}: omit --index"),
         };
@@ -676,7 +676,7 @@ mod tests {
             );
             assert_eq!(run(&["counters"]).unwrap().0[0]["value"], 11);
             assert_eq!(run(&["ports"]).unwrap().0[0]["vpid"], 1);
-            // Opening fails because these files are not devices. The error must name the file of
+            // Opening fails because these files are not devices. The error must contain the file of
             // the selected NIC.
             for verb in [
                 &["links"][..],

@@ -8,9 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// Name of the library for the dynamic linker.
+/// Name of the library that the dynamic linker searches.
 const LIBRARY: &str = "libextl.so.1";
-/// Environment variable of the dynamic linker.
+/// Environment variable that names libraries to preload.
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// Runs a program whose TCP sockets are AF_EXTL sockets.
@@ -21,8 +21,9 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// program is otherwise unchanged. The environment variables EXTL_ONLY, EXTL_NOT and EXTL_PROTOCOL
 /// have the same meaning as the options of these names.
 ///
-/// These are not affected: statically linked programs, programs that make system calls without the
-/// C library (Go), set-user-ID programs, inherited sockets, and sockets created by io_uring.
+/// These programs and sockets are not affected: statically linked programs, programs that make
+/// system calls without the C library (Go), set-user-ID programs, inherited sockets, and sockets
+/// created by io_uring.
 ///
 /// The exit status is that of the program, or 2 if the program cannot be run.
 ///
@@ -32,22 +33,22 @@ const PRELOAD: &str = "LD_PRELOAD";
 #[derive(Parser, Debug)]
 #[command(name = "extl-run", version)]
 pub struct Args {
-    /// Only for programs with these names, separated by commas.
+    /// Replaces TCP only in programs with these names, separated by commas.
     #[arg(long, value_name = "NAMES")]
     only: Option<OsString>,
-    /// Not for programs with these names, separated by commas.
+    /// Keeps TCP in programs with these names, separated by commas.
     #[arg(long, value_name = "NAMES")]
     not: Option<OsString>,
     /// Protocol number. Required if the module was loaded with another number than the default.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     protocol: Option<u16>,
-    /// The program and its arguments.
+    /// Program to run, and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
 }
 
-/// Returns the path of the library in the installation of this program, or else its name, for which
-/// the dynamic linker searches.
+/// Returns the path of the library in the installation of this program. If it is not there, returns
+/// only the name, for which the dynamic linker searches.
 fn library(own: Option<&Path>) -> OsString {
     let beside = own
         .and_then(|program| program.parent()?.parent())
@@ -58,7 +59,7 @@ fn library(own: Option<&Path>) -> OsString {
     }
 }
 
-/// Returns the value of `LD_PRELOAD`: the library, followed by the previous value.
+/// Returns the new value of `LD_PRELOAD`: the library, followed by the previous value.
 fn preload(library: &OsStr, before: Option<OsString>) -> OsString {
     let mut all = library.to_os_string();
     if let Some(before) = before.filter(|b| !b.is_empty()) {
@@ -68,7 +69,7 @@ fn preload(library: &OsStr, before: Option<OsString>) -> OsString {
     all
 }
 
-/// Replaces this process by the program. Returns only if that fails.
+/// Replaces this process by the program. Returns only if the program cannot be run.
 pub fn run(args: Args) -> Result<ExitCode> {
     let (name, words) = args.program.split_first().context("no program")?;
     let library = library(std::env::current_exe().ok().as_deref());

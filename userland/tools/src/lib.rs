@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The command line tools. A module contains a program with its options (`ctl`, `extl`, `extlctl`,
-//! `extlss`, `perf`, `ping`, `trace`), or code that several programs use.
+//! Command line tools. A module contains either a program with its options (`ctl`, `extl`,
+//! `extlctl`, `extlss`, `perf`, `ping`, `trace`), or code that several programs use.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -30,7 +30,7 @@ use std::time::Duration;
 pub fn main<A: Parser>(name: &str, run: impl FnOnce(A) -> anyhow::Result<ExitCode>) -> ExitCode {
     match run(A::parse()) {
         Ok(code) => code,
-        // The reader of the output has closed it, which is not an error.
+        // The reader of the output has closed it. This is not an error.
         Err(e) if is_closed_pipe(&e) => ExitCode::SUCCESS,
         Err(e) => {
             complain(name, &e);
@@ -66,7 +66,7 @@ fn is_closed_pipe(e: &anyhow::Error) -> bool {
         .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// Parses a decimal number, or a hexadecimal one after 0x.
+/// Parses a decimal number, or a hexadecimal number after 0x.
 pub fn number(text: &str) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(&hex.replace('_', ""), 16),
@@ -75,7 +75,7 @@ pub fn number(text: &str) -> Result<u64, String> {
     parsed.map_err(|e| format!("{text}: {e}"))
 }
 
-/// Parses a size in bytes, with k, M or G for powers of 1,024.
+/// Parses a size in bytes. The suffixes k, M and G mean powers of 1,024.
 pub fn size(text: &str) -> Result<u64, String> {
     let (digits, unit) = match text.char_indices().last() {
         Some((i, 'k' | 'K')) => (&text[..i], 1 << 10),
@@ -88,7 +88,7 @@ pub fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text} is too large"))
 }
 
-/// Parses a time in seconds, with fractions.
+/// Parses a time in seconds, which may have a fraction.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|e| format!("{text}: {e}"))?;
     Duration::try_from_secs_f64(number).map_err(|e| format!("{text}: {e}"))

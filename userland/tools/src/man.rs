@@ -4,10 +4,10 @@
 use anyhow::Result;
 use clap::{Command, CommandFactory};
 
-/// Section of the manual for the pages.
+/// Manual section of the pages.
 pub const SECTION: &str = "8";
 
-/// Returns the programs, completed by clap: global options in subcommands, --help.
+/// Returns the programs with the options that clap adds: global options in subcommands, and --help.
 pub fn programs() -> Vec<Command> {
     let mut all = [
         crate::ctl::Args::command(),
@@ -18,14 +18,14 @@ pub fn programs() -> Vec<Command> {
         crate::ping::Args::command(),
         crate::trace::Args::command(),
     ]
-    // The pages of the subcommands replace the subcommand "help".
+    // The subcommand "help" is not needed, because each subcommand has a manual page.
     .map(|c| c.disable_help_subcommand(true));
     all.iter_mut().for_each(Command::build);
     all.into()
 }
 
-/// Returns a command and all of its subcommands. Each has its own page, named like those of git:
-/// `extollctl-reg-read`.
+/// Returns a command and all of its subcommands. Each has a separate page, whose name has the form
+/// of git's pages: `extollctl-reg-read`.
 pub fn tree(command: &Command) -> Vec<&Command> {
     let below = command.get_subcommands().flat_map(tree);
     [command].into_iter().chain(below).collect()

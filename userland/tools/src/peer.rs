@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The other side of a test: the rules for reaching its ports, and its address, which a listener
-//! reports over TCP or UDP.
+//! Access to the listener of a test: rules for the ports that can reach each other, and search for
+//! the listener's port over TCP or UDP.
 
 use crate::choice::Choice;
 use crate::rendezvous::{self, tcp_listener};
@@ -13,22 +13,22 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::Duration;
 
-/// Maximum time for connecting and for each line.
+/// Maximum time for connecting, and for receiving a line.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Maximum bytes of a line.
+/// Maximum length of a line in bytes.
 const LINE: u64 = 4096;
 
 /// Properties of a process that determine the ports which it can reach.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Protection descriptor. Only ports with equal descriptors reach each other.
+    /// Protection descriptor. Only ports with equal descriptors can reach each other.
     pub protection: u16,
-    /// Effective user ID.
+    /// Effective user ID of the process.
     pub user: u32,
 }
 
 impl Identity {
-    /// Returns the properties of this process for one of its ports.
+    /// Returns the properties of this process. `port` is one of its ports.
     pub fn of(port: &Port) -> Result<Self> {
         Ok(Self {
             protection: port.protection()?,
@@ -55,7 +55,7 @@ impl Identity {
         bail!("the other side has {other}, this one has {self}: such ports don't reach each other (docs/security.md); {advice}");
     }
 
-    /// True for a program with CAP_SYS_RAWIO, which has descriptor 0.
+    /// Returns whether the program has CAP_SYS_RAWIO, and therefore descriptor 0.
     fn is_privileged(&self) -> bool {
         self.protection == 0
     }
@@ -75,7 +75,7 @@ impl fmt::Display for Identity {
     }
 }
 
-/// Address and properties of a listener.
+/// Port address of a listener, and properties of its process.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
     node: u16,
@@ -85,7 +85,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Returns the data of this process.
+    /// Returns the data of a listener in this process.
     pub fn new(port: &Port) -> Result<Self> {
         Ok(Self {
             node: port.node().0,
@@ -94,8 +94,8 @@ impl Listener {
         })
     }
 
-    /// Answers clients from now on: those that connect to a TCP port of this machine, and those
-    /// that ask all nodes for this one.
+    /// Starts to answer clients. They connect to a TCP port of this machine, or they ask all nodes
+    /// for the listener of this node.
     pub fn announce(self, choice: &Choice, port: u16) -> Result<()> {
         self.serve(tcp_listener(port)?)?;
         rendezvous::answer_for(choice, self.node, port, serde_json::to_vec(&self)?)
@@ -106,7 +106,7 @@ impl Listener {
         line.push(b'\n');
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A client that does not read the answer gets none.
+                // The timeout protects the listener from clients that never read the answer.
                 let _ = stream.set_write_timeout(Some(PATIENCE));
                 let _ = (&stream).write_all(&line);
             }
@@ -114,7 +114,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Returns the port of the listener if ports of `own` reach it.
+    /// Returns the port of the listener. Fails if ports of `own` cannot reach it.
     fn reached_by(self, own: &Identity) -> Result<SourceId> {
         own.admit(&self.identity)?;
         let vpid = Vpid::new(self.vpid).context("the other side reported an invalid VPID")?;
@@ -125,14 +125,14 @@ impl Listener {
     }
 }
 
-/// Destination of messages.
+/// Destination of the messages of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A port.
+    /// Port with known node and VPID.
     Port(SourceId),
-    /// The listener on a node.
+    /// Port of the listener on a node.
     Node(NodeId),
-    /// The listener on a machine.
+    /// Port of the listener on the machine with this name or address.
     Host(String),
 }
 
@@ -164,7 +164,7 @@ pub fn target(text: &str) -> Result<Target, String> {
 }
 
 impl Target {
-    /// Returns the port. Asks its listener if necessary.
+    /// Returns the port of the target. Asks its listener if necessary.
     pub fn find(&self, choice: &Choice, own: &Identity, port: u16) -> Result<SourceId> {
         let (found, who) = match self {
             Target::Port(id) => return Ok(*id),
@@ -248,8 +248,8 @@ mod tests {
         let id = target.find(&choice, &identity(1000, 1000), address.port());
         let id = id.unwrap();
         assert_eq!((id.node.0, id.vpid.get()), (5, 17));
-        // The listener answers a second client, of another user. That client gets the reason why
-        // the listener cannot be reached.
+        // The second client belongs to another user. The listener must tell it the reason why its
+        // ports cannot reach the listener.
         let refused = target.find(&choice, &identity(0, 0), address.port());
         let refused = format!("{:#}", refused.unwrap_err());
         assert!(
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_node_without_listener_is_named() {
-        // The socket is bound but does not listen, so no other test uses its port.
+        // The socket is bound but does not listen, so that no other test uses its port.
         let held = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         bind(&held, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let held = TcpListener::from(held);
@@ -285,7 +285,8 @@ mod tests {
             }
             e
         };
-        // Root of a container: its ports have the descriptor of user 0, not of the kernel.
+        // This is root of a container. Its ports have the descriptor of user 0, not that of
+        // privileged programs.
         let e = says(identity(0xFFFF, 0), identity(0, 0));
         assert!(e.contains("start both with CAP_SYS_RAWIO"), "{e}");
         let e = says(identity(1000, 1000), identity(1001, 1001));

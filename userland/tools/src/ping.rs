@@ -12,15 +12,15 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Message type tags of requests and replies.
+/// Message type tag of requests. Replies have another tag.
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const HEADER: usize = 8;
-/// Default port, the one after that of extoll-perf.
+/// Default port of TCP and UDP. It is the port after that of extoll-perf.
 const TCP_PORT: u16 = 18516;
 
-/// Sends VELO messages to a node and measures the time until the replies. All messages use the
-/// fabric only.
+/// Sends VELO messages to a node and measures the time until the replies. All messages use only the
+/// fabric.
 ///
 /// Start "extoll-ping --listen" on one node and "extoll-ping TARGET" on another node. The client
 /// asks the listener for its VPID, unless TARGET contains it. If TARGET is the name or address of a
@@ -37,7 +37,7 @@ const TCP_PORT: u16 = 18516;
 #[derive(Parser, Debug)]
 #[command(name = "extoll-ping", version)]
 pub struct Args {
-    /// Name or address of a machine, number of a node, or NODE/VPID as printed by the listener.
+    /// Name or address of a machine, number of a node, or NODE/VPID that the listener has printed.
     #[arg(required_unless_present = "listen", value_parser = target)]
     target: Option<Target>,
     /// Answers requests until the program is killed, or until it has answered --count requests.
@@ -46,19 +46,19 @@ pub struct Args {
     /// Stops after this number of requests.
     #[arg(short, long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Seconds between requests.
+    /// Time in seconds between requests.
     #[arg(short, long, default_value = "1", value_parser = crate::seconds)]
     interval: Duration,
-    /// Seconds to wait for each reply.
+    /// Maximum time in seconds to wait for each reply.
     #[arg(short = 'W', long, default_value = "1", value_parser = crate::seconds)]
     timeout: Duration,
-    /// Bytes of data per message, 8 to 120.
+    /// Number of data bytes per message, 8 to 120.
     #[arg(short, long, default_value = "56", value_parser = clap::value_parser!(u8).range(8..=MAX_LEN as i64))]
     size: u8,
     /// Prints only the summary.
     #[arg(short, long)]
     quiet: bool,
-    /// Polls instead of sleeping until an interrupt.
+    /// Polls instead of sleeping until an interrupt arrives.
     #[arg(short = 'P', long)]
     poll: bool,
     /// TCP and UDP port at which a listener reports its VPID.
@@ -93,7 +93,7 @@ fn listen(args: &Args, port: &Port) -> Result<ExitCode> {
     let mut out = std::io::stdout();
     writeln!(out, "listening on {}", port.id())?;
     out.flush()?;
-    // Several listeners may run on a node, but only one can use the TCP port.
+    // Several listeners may run on a node, but only one of them can use the TCP port.
     if let Err(e) = Listener::new(port)?.announce(&args.choice, args.port) {
         let e = e.context(format!("clients must be started with {}", port.id()));
         crate::complain("extoll-ping", &e);
@@ -179,7 +179,7 @@ fn ping(args: &Args, port: &Port, target: SourceId) -> Result<ExitCode> {
                     }
                     break;
                 }
-                // A late reply, or a message from another sender.
+                // Late replies and messages from other senders are ignored.
                 Ok(_) => {}
                 Err(Error::Timeout) => {
                     if !args.quiet {
@@ -213,7 +213,7 @@ fn ping(args: &Args, port: &Port, target: SourceId) -> Result<ExitCode> {
         bail!("{wrong} replies carried wrong data");
     }
     if received == 0 {
-        // The NIC of the receiver drops packets that it does not admit, without a report to the
+        // The receiver's NIC drops packets with another protection descriptor without informing the
         // sender.
         crate::say(&format!(
             "extoll-ping: check that extoll-ping --listen runs at {target}, as the same user, and with CAP_SYS_RAWIO only if this program has it too: other ports don't reach each other (docs/security.md)"

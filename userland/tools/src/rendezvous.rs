@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Sockets of listeners, and search for a listener by the number of its node.
 //!
-//! The address of a node does not follow from its number, because it depends on the configuration
-//! of the interface. Therefore the client asks all nodes by a multicast over the interfaces of the
-//! NIC, and the requested node answers.
+//! The IP address of a node does not follow from its number, because it depends on the
+//! configuration of the interface. The client therefore asks all nodes by a multicast over the
+//! interfaces of the NIC. Only the requested node answers.
 
 use crate::choice::Choice;
 use anyhow::{bail, Context, Result};
@@ -19,12 +19,12 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Multicast groups for private use on one link (RFC 3692, RFC 4727).
+/// IPv4 multicast group for private use on one link (RFC 3692).
 const GROUP4: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 254);
 const GROUP6: Ipv6Addr = Ipv6Addr::new(0xFF02, 0, 0, 0, 0, 0, 0, 0x114);
-/// Interval between repeated questions, because a question may be lost.
+/// Interval at which a question is repeated, because it may be lost.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Maximum bytes of a question or an answer.
+/// Maximum length of a question or an answer in bytes.
 const DATAGRAM: usize = 512;
 const BACKLOG: i32 = 128;
 
@@ -54,12 +54,12 @@ fn listen_for_both(socket: OwnedFd, port: u16) -> rustix::io::Result<TcpListener
     Ok(socket.into())
 }
 
-/// Creates a UDP socket of one IP version. Port 0 selects any port.
+/// Creates a UDP socket for one IP version. With port 0, the kernel chooses the port.
 fn udp(v6: bool, port: u16) -> rustix::io::Result<UdpSocket> {
     let socket = match v6 {
         true => {
             let socket = socket(AddressFamily::INET6, SocketType::DGRAM)?;
-            // The other IP version uses a second socket with the same port.
+            // The other IP version needs a second socket with the same port.
             sockopt::set_ipv6_v6only(&socket, true)?;
             bind(
                 &socket,
@@ -77,7 +77,8 @@ fn udp(v6: bool, port: u16) -> rustix::io::Result<UdpSocket> {
 }
 
 /// Returns the indices of the NIC's interfaces in this network namespace, and of the interfaces
-/// directly on top of them. For a port of a bridge, the bridge has the address.
+/// directly on top of them. The latter are needed because the IP address of a bridge port belongs
+/// to the bridge.
 fn interfaces(choice: &Choice) -> Result<Vec<u32>> {
     let names = choice.driven()?.into_iter().flat_map(|nic| nic.interfaces);
     Ok(names
@@ -102,7 +103,7 @@ fn question(node: u16) -> String {
     format!("extoll-ping: where does node {node} listen?")
 }
 
-/// Answers questions for this node with `answer` from now on.
+/// Starts to answer questions for this node with `answer`.
 pub fn answer_for(choice: &Choice, node: u16, port: u16, answer: Vec<u8>) -> Result<()> {
     answer_on(&interfaces(choice)?, node, port, answer)
 }
@@ -115,7 +116,7 @@ fn answer_on(interfaces: &[u32], node: u16, port: u16, answer: Vec<u8>) -> Resul
             Err(e) => return Err(e).with_context(|| format!("cannot listen on UDP port {port}")),
         };
         for interface in interfaces {
-            // The interface may not have this IP version.
+            // Joining the group fails if the interface lacks this IP version.
             let _ = match v6 {
                 true => sockopt::set_ipv6_add_membership(&socket, &GROUP6, *interface),
                 false => {
@@ -130,7 +131,7 @@ fn answer_on(interfaces: &[u32], node: u16, port: u16, answer: Vec<u8>) -> Resul
             loop {
                 match socket.recv_from(&mut bytes) {
                     Ok((n, from)) if bytes[..n] == *question(node).as_bytes() => {
-                        // The client may have ended, and then needs no answer.
+                        // Sending fails if the client has ended, which then needs no answer.
                         let _ = socket.send_to(&answer, from);
                     }
                     Ok(_) => {}
@@ -204,7 +205,7 @@ fn find_on<T>(
     }
 }
 
-/// Receives the next datagram; `None` if there is none until `end`.
+/// Receives the next datagram. Returns `None` if no datagram arrives before `end`.
 fn receive(sockets: &[(UdpSocket, SocketAddr)], end: Instant) -> Result<Option<Vec<u8>>> {
     let mut fds: Vec<PollFd<'_>> = sockets
         .iter()
@@ -222,7 +223,7 @@ fn receive(sockets: &[(UdpSocket, SocketAddr)], end: Instant) -> Result<Option<V
     let Some((socket, _)) = ready.and_then(|i| sockets.get(i)) else {
         return Ok(None);
     };
-    // An error belongs to an earlier question.
+    // An error on the socket belongs to an earlier question.
     let n = socket.recv(&mut bytes).unwrap_or(0);
     bytes.truncate(n);
     Ok(Some(bytes))
@@ -236,7 +237,7 @@ mod tests {
     #[test]
     fn both_versions_are_listened_for_whatever_the_default_is() {
         let socket = socket(AddressFamily::INET6, SocketType::STREAM).unwrap();
-        // State of a socket with net.ipv6.bindv6only=1.
+        // Sets the state that a socket has with net.ipv6.bindv6only=1.
         sockopt::set_ipv6_v6only(&socket, true).unwrap();
         let listener = listen_for_both(socket, 0).unwrap();
         assert!(!sockopt::ipv6_v6only(&listener).unwrap());
@@ -244,7 +245,7 @@ mod tests {
         for host in ["127.0.0.1", "::1"] {
             TcpStream::connect((host, port)).unwrap();
         }
-        // A second listener must fail, and must not get one of the two versions.
+        // A second listener must fail, and must not listen on only one of the two IP versions.
         let second = tcp_listener(port).unwrap_err();
         assert!(format!("{second:#}").contains("in use"), "{second:#}");
     }
@@ -265,10 +266,10 @@ mod tests {
         assert!(indices(root.path(), "exn1").is_empty());
     }
 
-    /// Uses the loopback interface.
+    /// Uses the loopback interface instead of a NIC's interface.
     #[test]
     fn a_node_is_found_by_its_number() {
-        // A port that is currently free for UDP in both versions.
+        // This UDP port is currently free for both IP versions.
         let port = udp(true, 0).unwrap().local_addr().unwrap().port();
         let lo = 1;
         answer_on(&[lo], 5, port, b"here".to_vec()).unwrap();

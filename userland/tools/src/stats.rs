@@ -4,28 +4,28 @@
 use serde::Serialize;
 use std::time::Duration;
 
-/// Times in microseconds, as the perftest programs report them.
+/// Summary of times in microseconds, with the values that the perftest programs report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Minimum.
+    /// Minimum of the times.
     pub min: f64,
-    /// Median: half of the values are smaller.
+    /// Median of the times. Half of the times are smaller.
     pub median: f64,
-    /// Mean.
+    /// Mean of the times.
     pub mean: f64,
-    /// Standard deviation.
+    /// Standard deviation of the times.
     pub deviation: f64,
-    /// 99th percentile.
+    /// 99th percentile of the times.
     pub p99: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the times.
     pub p999: f64,
-    /// Maximum.
+    /// Maximum of the times.
     pub max: f64,
 }
 
 impl Summary {
-    /// Computes the summary of times in nanoseconds, and sorts them. All fields are zero if there
-    /// are no times.
+    /// Sorts times in nanoseconds and returns their summary. All fields are zero if the slice is
+    /// empty.
     pub fn of(ns: &mut [u64]) -> Self {
         ns.sort_unstable();
         let (Some(min), Some(max)) = (ns.first(), ns.last()) else {
@@ -35,7 +35,7 @@ impl Summary {
         let us = |x: f64| x / 1000.0;
         let mean = ns.iter().map(|x| *x as f64).sum::<f64>() / n;
         let variance = ns.iter().map(|x| (*x as f64 - mean).powi(2)).sum::<f64>() / n;
-        // Nearest rank: the smallest value which at least this share of all values does not exceed.
+        // Nearest rank: smallest time that is not exceeded by this share of all times.
         let rank = |share: f64| ns[((share * n).ceil() as usize).clamp(1, ns.len()) - 1] as f64;
         Self {
             min: us(*min as f64),
@@ -49,13 +49,13 @@ impl Summary {
     }
 }
 
-/// Returns a time in nanoseconds, limited to the largest number.
+/// Returns a time in nanoseconds, limited to the maximum of u64.
 pub fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the driver's interrupts since boot, of all CPUs and NICs; `None` if /proc/interrupts is
-/// not readable.
+/// Returns the number of the driver's interrupts since boot, summed over all CPUs and NICs. Returns
+/// `None` if /proc/interrupts is not readable.
 pub fn interrupts() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/interrupts").ok()?;
     Some(count_interrupts(&text))

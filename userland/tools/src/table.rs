@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Tables for terminals.
+//! Tables for output on terminals.
 
-/// Formats rows as lines whose columns have the width of their widest cell. The first row is the
-/// heading. A column is right-aligned if one of its cells begins with a digit.
+/// Formats rows as lines. A column has the width of its widest cell. The first row is the heading.
+/// A column is right-aligned if one of its cells begins with a digit.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extoll-trace`: decodes the driver's tracepoints.
+//! `extoll-trace`: decodes the tracepoints of the driver.
 
 use crate::choice::{is_at, Choice};
 use anyhow::{Context, Result};
@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 /// Prints the trace events of the Extoll driver (system "extoll" of tracefs), decoded. Needs root.
 ///
 /// The program uses its own trace buffer and does not disturb other users of tracefs. Stop it with
-/// Ctrl-C. When events arrive faster than they are read, the kernel drops some. The program then
-/// prints a line with their number at that position, independent of filters. At the end it prints
-/// the total number, and the exit status is 1.
+/// Ctrl-C. The kernel drops events that arrive faster than the program reads them. The output has
+/// a line with the number of dropped events at this position, regardless of filters. At the end,
+/// the program prints the total number, and the exit status is 1.
 ///
 /// Example: extoll-trace --events velo,error
 ///
@@ -35,16 +35,16 @@ use std::time::{Duration, Instant};
 #[derive(Parser, Debug)]
 #[command(name = "extoll-trace", version, disable_version_flag = true)]
 pub struct Args {
-    /// Only these kinds of events.
+    /// Prints only these kinds of events.
     #[arg(short, long, value_enum, value_delimiter = ',')]
     events: Vec<Kind>,
-    /// Only events of this NIC (PCI address).
+    /// Prints only events of the NIC with this PCI address.
     #[arg(short = 'N', long)]
     nic: Option<String>,
-    /// Only events of this VPID.
+    /// Prints only events of this VPID.
     #[arg(short = 'V', long)]
     vpid: Option<u8>,
-    /// Prints the version. There is no short option, because -V selects a VPID.
+    /// Prints the version. The short option -V selects a VPID.
     #[arg(long, action = clap::ArgAction::Version)]
     version: Option<bool>,
     /// Stops after this number of lines.
@@ -56,8 +56,8 @@ pub struct Args {
     /// Prints one JSON object per line.
     #[arg(long)]
     json: bool,
-    /// Decodes a file instead of the running kernel: output of trace-cmd report or of tracefs. The
-    /// name "-" means the standard input.
+    /// Decodes a file instead of the running kernel. The file contains output of trace-cmd report
+    /// or of tracefs. The name "-" means the standard input.
     #[arg(short, long)]
     input: Option<PathBuf>,
     /// Directory of tracefs.
@@ -65,7 +65,7 @@ pub struct Args {
     tracefs: PathBuf,
 }
 
-/// Kind of events.
+/// Kind of trace events.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// VELO messages sent and received.
@@ -74,7 +74,7 @@ pub enum Kind {
     Rma,
     /// Interrupts of the NIC.
     Interrupt,
-    /// Entries in the NIC's own notification queue.
+    /// Entries of the NIC's system notification queue.
     Event,
     /// Errors of all kinds.
     Error,
@@ -104,7 +104,7 @@ struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// Returns `None` for lines that are not events of the driver.
+    /// Parses a line of the trace. Returns `None` for lines that are not events of the driver.
     fn parse(line: &'a str) -> Option<Self> {
         let at = line.find(": extoll_")?;
         let (head, tail) = (&line[..at], &line[at + 2..]);
@@ -153,7 +153,7 @@ impl<'a> Record<'a> {
         ))
     }
 
-    /// Describes the event in words. `None` if fields are missing.
+    /// Returns a description of the event; `None` if fields are missing.
     fn describe(&self, reasons: &BTreeMap<u64, String>) -> Option<String> {
         let vpid = || self.number("vpid");
         Some(match self.event {
@@ -206,11 +206,11 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Returns the number of events that were lost before this line, from `CPU:1 [LOST 5 EVENTS]` or
-/// `CPU 1 is empty … [LOST EVENTS]`. 0 means that the kernel does not know the number. `None` for
-/// other lines.
+/// Returns the number of events that were lost before this line. The line has the form `CPU:1 [LOST
+/// 5 EVENTS]` or `CPU 1 is empty … [LOST EVENTS]`. The number is 0 if the kernel does not know it.
+/// Returns `None` for other lines.
 fn lost(line: &str) -> Option<u64> {
-    // Match the whole line, because the text of an event may contain such words.
+    // The whole line must match, because the text of an event may contain such words.
     let line = line.trim();
     let mark = line.strip_prefix("CPU")?.strip_suffix(" EVENTS]")?;
     let (_, count) = mark.split_once("[LOST")?;
@@ -323,7 +323,7 @@ fn rma_notification(words: [u64; 2]) -> String {
     )
 }
 
-/// Trace buffer of this program, removed on drop.
+/// Trace buffer of this program. Dropping the value removes the buffer.
 struct Instance {
     dir: PathBuf,
 }
@@ -350,7 +350,7 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // A buffer that cannot be removed only uses memory; `rmdir` removes it.
+        // A buffer that cannot be removed only uses memory. Users can remove it with `rmdir`.
         let _ = fs::remove_dir(&self.dir);
     }
 }
@@ -379,7 +379,7 @@ struct Printer<'a> {
     args: &'a Args,
     reasons: BTreeMap<u64, String>,
     printed: u64,
-    /// Number of gaps in the trace, and of lost events as counted by the kernel.
+    /// Number of gaps in the trace, and number of lost events that the kernel counted.
     gaps: u64,
     lost: u64,
 }
@@ -408,7 +408,7 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// Returns the message about lost events for the end of the trace.
+    /// Returns the message about lost events that ends the output.
     fn verdict(&self) -> Option<String> {
         let places = match self.gaps {
             0 => return None,
@@ -421,7 +421,8 @@ impl<'a> Printer<'a> {
         })
     }
 
-    /// Prints a line if it matches the filters. Returns true after the requested number of lines.
+    /// Prints a line if it matches the filters. Returns true when the requested number of lines has
+    /// been printed.
     fn line(&mut self, line: &str, out: &mut impl Write) -> Result<bool> {
         if let Some(count) = lost(line) {
             self.gap(count, line, out)?;
@@ -485,7 +486,7 @@ fn trace(args: &Args, printer: &mut Printer) -> Result<()> {
                 File::open(path).with_context(|| format!("cannot open {}", path.display()))?,
             ),
         };
-        // The name of a task need not be UTF-8.
+        // The name of a task may be invalid UTF-8.
         for line in BufReader::new(input).split(b'\n') {
             if printer.line(&String::from_utf8_lossy(&line?), &mut out)? {
                 break;
@@ -495,7 +496,7 @@ fn trace(args: &Args, printer: &mut Printer) -> Result<()> {
         return Ok(());
     }
     if args.nic.is_some() {
-        // Fail for a missing NIC, for which there would be no events.
+        // The program must fail if the NIC does not exist, because no event would ever match.
         let nic = args.nic.clone();
         let (device, root) = (None, "/".into());
         Choice { nic, device, root }.nics()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Entry point; see `extoll_tools::trace`.
+//! Program extoll-trace; see `extoll_tools::trace`.
 
 fn main() -> std::process::ExitCode {
     extoll_tools::main("extoll-trace", extoll_tools::trace::run)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extlctl stats`: counters of the module, and their changes.
+//! `extlctl stats`: counters of the module af_extl, and their changes.
 
 use crate::table::table;
 use anyhow::{Context, Result};
@@ -9,11 +9,11 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Counters by name, in the order of the files.
+/// Values of the counters with their names, in the order of the files.
 type Sample = Vec<(String, u64)>;
 
-/// Parses lines `name number` and `name number of number`; the first number is the value. After a
-/// line `nic ID`, names get the NIC as a prefix.
+/// Parses lines of the form `name number` or `name number of number`. The first number is the
+/// value. After a line `nic ID`, names get the NIC as a prefix.
 fn parse(text: &str) -> Sample {
     let mut nic = String::new();
     let mut all = Sample::new();
@@ -37,14 +37,15 @@ fn sample(root: &Path) -> Result<Sample> {
     let text = fs::read_to_string(&path)
         .with_context(|| format!("{}: is af_extl loaded?", path.display()))?;
     let mut all = parse(&text);
-    // Readable by root only.
+    // Only root can read this file.
     if let Ok(text) = fs::read_to_string(root.join("sys/kernel/debug/af_extl/nics")) {
         all.extend(parse(&text));
     }
     Ok(all)
 }
 
-/// Returns the counters that have changed, with both values. NICs may have been added or removed.
+/// Returns the counters that have changed, with both values. NICs may have been added or removed
+/// between the samples.
 fn changes<'a>(before: &Sample, now: &'a Sample) -> Vec<(&'a str, u64, u64)> {
     let old = |name: &str| {
         before

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! `extlctl`: lets programs use AF_EXTL without changes, and shows counters.
+//! `extlctl`: makes unchanged programs use AF_EXTL, and shows counters.
 
 mod counters;
 mod pins;
@@ -22,11 +22,11 @@ use std::time::Duration;
 
 /// Kernel function to which the BPF program is attached.
 const HOOK: &str = "update_socket_protocol";
-/// Default protocol number (`IPPROTO_EXTL`). The module may have been loaded with another one.
+/// Default protocol number (`IPPROTO_EXTL`). The module may have been loaded with another number.
 const PROTOCOL: u16 = 259;
-/// Byte offset of SOCK_STREAM in the kernel's lists, whose entries are two pointers each.
+/// Byte offset of the entry SOCK_STREAM in the kernel's lists. Each entry has two pointers.
 const STREAM: u64 = 16;
-/// Bytes for the state of a switch: counters and notes.
+/// Size of a switch's state in bytes: counters and notes.
 const NOTE_BYTES: u32 = 8192;
 /// Type of a cgroup2 file system.
 const CGROUP2: i64 = 0x6367_7270;
@@ -34,18 +34,18 @@ const CGROUP2: i64 = 0x6367_7270;
 /// Makes unchanged programs use AF_EXTL, and shows the results.
 ///
 /// "enable" makes the kernel run a small BPF program whenever a program creates a socket. For
-/// stream sockets of IPv4 and IPv6 whose protocol is TCP or 0, it replaces the protocol by
-/// IPPROTO_EXTL. This applies to all programs, also statically linked ones and those in containers,
-/// from their next socket on. Existing sockets are not changed. While the module af_extl is not
-/// loaded, programs get TCP sockets. The setting lasts until "disable" or until the machine is
-/// rebooted. It is stored in /sys/fs/bpf/extl.
+/// stream sockets of IPv4 and IPv6 whose protocol is TCP or 0, the BPF program replaces the
+/// protocol by IPPROTO_EXTL. This applies to new sockets of all programs, including statically
+/// linked programs and programs in containers. Existing sockets are not changed. While the module
+/// af_extl is not loaded, programs get TCP sockets. The setting is stored in /sys/fs/bpf/extl. It
+/// lasts until "disable" or until the machine is rebooted.
 ///
-/// "enable", "disable" and "status" need root: the capabilities CAP_BPF and CAP_PERFMON, CAP_SYSLOG
-/// for finding the kernel's list of protocols, and CAP_SYS_ADMIN if /sys/fs/bpf must be mounted.
-/// The kernel needs BTF and MPTCP, like Debian's kernel.
+/// "enable", "disable" and "status" need root. The required capabilities are CAP_BPF and
+/// CAP_PERFMON, CAP_SYSLOG to find the kernel's list of protocols, and CAP_SYS_ADMIN if /sys/fs/bpf
+/// must be mounted. The kernel needs BTF and MPTCP, which Debian's kernel has.
 ///
 /// These sockets are not affected: sockets created by io_uring or by the kernel itself, and sockets
-/// that a program inherits or receives. Selection by port is not possible, because a socket has no
+/// that a program inherits or receives. Sockets cannot be selected by port, because a socket has no
 /// port when it is created.
 ///
 /// Example: extlctl enable --only redis-server,curl
@@ -81,7 +81,7 @@ enum Verb {
     ///
     /// Example: extlctl disable --all
     Disable {
-        /// For the programs of this control group, as given to "enable".
+        /// Disables the replacement for the programs of this control group, as given to "enable".
         #[arg(long, value_name = "DIRECTORY", conflicts_with = "all")]
         cgroup: Option<PathBuf>,
         /// Removes all settings of "enable".
@@ -92,17 +92,17 @@ enum Verb {
     ///
     /// Example: extlctl status
     Status,
-    /// Shows counters of the module: sockets, connections by path of their data, reasons for TCP.
-    /// With debugfs (root), also counters of the NICs.
+    /// Shows counters of the module: sockets, connections by path of their data, and reasons for
+    /// TCP. If debugfs is readable (root), also shows counters of the NICs.
     ///
     /// Example: extlctl stats --all
     ///
     /// Example: extlctl stats --interval 1 --count 10
     Stats {
-        /// Shows counters that are 0 too.
+        /// Shows all counters, including those that are 0.
         #[arg(short, long)]
         all: bool,
-        /// Shows the changes, at intervals of this number of seconds.
+        /// Shows the changes of the counters at intervals of this number of seconds.
         #[arg(short, long, value_name = "SECONDS", value_parser = crate::seconds)]
         interval: Option<Duration>,
         /// Stops after this number of intervals.
@@ -113,15 +113,15 @@ enum Verb {
 
 #[derive(clap::Args, Debug)]
 struct Enable {
-    /// Only for programs in this control group and those below it: a directory of cgroup2. Each
-    /// group may have its own selection of names.
+    /// Applies only to programs in this control group and in groups below it. The value is a
+    /// directory of cgroup2. Each group may have its own selection of names.
     #[arg(long, value_name = "DIRECTORY")]
     cgroup: Option<PathBuf>,
-    /// Only for programs with these names, separated by commas. The name is that of the thread
-    /// (/proc/PID/comm), of which the kernel stores 15 characters.
+    /// Applies only to programs with these names, separated by commas. The kernel compares the name
+    /// of the thread (/proc/PID/comm), which has at most 15 characters.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
-    /// Not for programs with these names, separated by commas.
+    /// Does not apply to programs with these names, separated by commas.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     not: Vec<String>,
     /// Protocol number. Required only if the module is not loaded yet and will be loaded with
@@ -172,7 +172,7 @@ fn parameter(root: &Path, name: &str) -> Option<u64> {
     lines.find(|(n, _)| *n == name)?.1.parse().ok()
 }
 
-/// Checks names of programs. Prints a message for names that the kernel truncates.
+/// Checks names of programs. Prints a warning for names that the kernel truncates.
 fn check(names: &[String]) -> Result<()> {
     for name in names {
         ensure!(!name.is_empty(), "a name of a program is empty");
@@ -187,7 +187,7 @@ fn check(names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Reads the properties of the running kernel that the BPF program depends on.
+/// Reads the properties of the running kernel on which the BPF program depends.
 fn look(root: &Path, protocol: u16) -> Result<(Switch, u32)> {
     let path = root.join("sys/kernel/btf/vmlinux");
     let bytes = fs::read(&path).with_context(|| {
@@ -236,8 +236,8 @@ fn enable(root: &Path, wish: Enable) -> Result<()> {
         "more than {MAX_NAMES} names of programs"
     );
     if !is_loaded(root) {
-        // The kernel loads the module on demand only for programs that request its protocol. The
-        // BPF program does not request it while the module is not loaded.
+        // The kernel loads the module on demand only when a program requests its protocol. The BPF
+        // program does not request the protocol while the module is not loaded.
         let loaded = std::process::Command::new("modprobe")
             .args(["-q", "af_extl"])
             .status();
@@ -317,7 +317,7 @@ fn disable(root: &Path, scope: Option<&Scope>) -> Result<()> {
     if let (Some(scope), []) = (scope, &chosen[..]) {
         bail!("nothing is enabled for {}", scope.words());
     }
-    // A failure to remove one setting does not prevent the removal of others.
+    // If one setting cannot be removed, all other settings are removed nevertheless.
     let failed: Vec<_> = chosen.iter().filter_map(|p| p.remove().err()).collect();
     let Some((last, others)) = failed.split_last() else {
         return Ok(());
@@ -348,7 +348,7 @@ impl Report {
         let end = text.iter().position(|b| *b == 0).unwrap_or(text.len());
         let notes: Notes = serde_json::from_slice(&text[..end])
             .with_context(|| format!("cannot parse the notes of {name}"))?;
-        // The path may lead to another control group by now.
+        // The path may lead to another control group than at the time of "enable".
         let gone = match &notes.cgroup {
             Some(path) => Scope::cgroup(path).ok().as_ref() != Some(&pinned.scope),
             None => false,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Storage of the enabled settings: a directory with pinned objects for each one, in a BPF file
-//! system.
+//! Storage of the enabled settings in a BPF file system. Each setting has a directory with pinned
+//! objects.
 
 use anyhow::{ensure, Context, Result};
 use extl_bpf::sys;
@@ -10,17 +10,17 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Directory of the settings, relative to the root.
+/// Directory of the settings, relative to the root directory.
 pub const DIRECTORY: &str = "sys/fs/bpf/extl";
-/// Files in the directory of a setting.
+/// File name of the pinned link in the directory of a setting.
 const LINK: &str = "link";
 const STATE: &str = "state";
-/// Suffix of the name of a directory that is being created.
+/// Suffix of the name of a directory that is not complete yet.
 const NEW: &str = "-new";
-/// Type of a BPF file system.
+/// Magic number of a BPF file system.
 const BPF: i64 = 0xcafe_4a11;
 
-/// Programs to which a setting applies, as the name of its directory.
+/// Programs to which a setting applies. The value is the name of the setting's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope(String);
 
@@ -30,14 +30,14 @@ impl Scope {
         Self("system".into())
     }
 
-    /// Selects the programs of a control group, by its inode number.
+    /// Selects the programs of a control group, which its inode number identifies.
     pub fn cgroup(directory: &Path) -> Result<Self> {
         let about = fs::metadata(directory)
             .with_context(|| format!("no control group {}", directory.display()))?;
         Ok(Self(format!("cgroup-{}", about.ino())))
     }
 
-    /// Returns a description.
+    /// Returns a description of the selected programs.
     pub fn words(&self) -> String {
         match self.0.strip_prefix("cgroup-") {
             Some(number) => format!("control group {number}"),
@@ -49,13 +49,13 @@ impl Scope {
 /// An enabled setting.
 #[derive(Debug)]
 pub struct Pinned {
-    /// Programs to which it applies.
+    /// Programs to which the setting applies.
     pub scope: Scope,
     directory: PathBuf,
 }
 
 impl Pinned {
-    /// Returns the value of its array.
+    /// Returns the value of the setting's state array.
     pub fn state(&self) -> Result<Vec<u8>> {
         let path = self.directory.join(STATE);
         let array = sys::Array::at(&path);
@@ -63,7 +63,7 @@ impl Pinned {
         Ok(array.read()?)
     }
 
-    /// Disables it.
+    /// Disables the setting.
     pub fn remove(&self) -> Result<()> {
         remove(&self.directory)
     }
@@ -83,7 +83,7 @@ pub fn all(directory: &Path) -> Result<Vec<Pinned>> {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let directory = directory.join(&name);
         all.push(Pinned {
-            // Incomplete directories are removed together with the complete one.
+            // An incomplete directory is removed together with the complete one.
             scope: Scope(name.strip_suffix(NEW).unwrap_or(&name).to_owned()),
             directory,
         });
@@ -107,14 +107,14 @@ fn remove(directory: &Path) -> Result<()> {
         .with_context(|| format!("cannot remove {}", directory.display()))
 }
 
-/// Returns the directory of all settings. Mounts its file system if necessary.
+/// Returns the directory of all settings. Mounts the BPF file system if necessary.
 pub fn directory(root: &Path) -> Result<PathBuf> {
     let directory = root.join(DIRECTORY);
     let mount = directory.parent().context("no parent")?;
     let kind = rustix::fs::statfs(mount).with_context(|| format!("no {}", mount.display()))?;
     if kind.f_type as i64 != BPF {
         // A BPF file system in a private mount namespace disappears with the last process of the
-        // namespace, and the setting with it.
+        // namespace. The setting would disappear, too.
         let namespace =
             |process: &str| fs::read_link(root.join("proc").join(process).join("ns/mnt"));
         ensure!(
@@ -146,8 +146,8 @@ fn make(directory: &Path) -> Result<()> {
     made.with_context(|| format!("cannot create {}", directory.display()))
 }
 
-/// Pins a link and an array, and replaces the previous ones. After an error the previous ones
-/// remain.
+/// Pins a link and an array, and replaces the previous objects. After an error, the previous
+/// objects remain.
 pub fn replace(
     directory: &Path,
     scope: &Scope,
@@ -162,14 +162,14 @@ pub fn replace(
         .into_iter()
         .try_for_each(|(name, object)| sys::pin(object, &new.join(name)))
         .with_context(|| format!("cannot create files in {}", new.display()));
-    // The old and the new program are both attached for a short time. This has no effect, because
+    // For a short time, both the old and the new program are attached. This has no effect, because
     // the second program leaves a replaced protocol unchanged.
     let done = pinned.and_then(|()| {
         remove(&place)?;
         fs::rename(&new, &place).with_context(|| format!("cannot create {}", place.display()))
     });
     if done.is_err() {
-        // Report the error of the attempt, not of the removal.
+        // The caller gets the error of the attempt, not that of the removal.
         let _ = remove(&new);
     }
     done

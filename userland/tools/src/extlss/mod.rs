@@ -18,12 +18,12 @@ use std::process::ExitCode;
 
 /// Shows AF_EXTL sockets, the path of their data, and the reasons for TCP.
 ///
-/// Each line contains the state, the queues, both addresses, the mode (direct: VELO messages and
-/// RMA, without TCP), the bytes that TCP carried, the bytes of the direct path, and the reason for
-/// TCP. The queues have the same meaning as in ss. For a connection they are the bytes that the
-/// program has not read, and the bytes that the peer has not acknowledged. For a listener they are
-/// the pending connections, and their maximum number. Without options the program shows connections
-/// only.
+/// Each line contains the state, the queues, both addresses, the mode, the bytes that TCP carried,
+/// the bytes of the direct path, and the reason for TCP. The direct path consists of VELO messages
+/// and RMA, without TCP. The queues have the same meaning as in ss. For a connection, they are the
+/// bytes that the program has not read, and the bytes that the peer has not acknowledged. For a
+/// listener, they are the number of pending connections, and its maximum. Without options, the
+/// program shows only connections.
 ///
 /// extlss reads /proc/net/extl and therefore shows the sockets of its network namespace. It does
 /// not list unused sockets. ss shows the same sockets as TCP sockets.
@@ -36,13 +36,13 @@ use std::process::ExitCode;
 #[derive(Parser, Debug)]
 #[command(name = "extlss", version)]
 pub struct Args {
-    /// Shows listening sockets and sockets without a connection too.
+    /// Shows all sockets, including listening sockets and sockets without a connection.
     #[arg(short, long)]
     all: bool,
     /// Shows only listening sockets.
     #[arg(short, long)]
     listening: bool,
-    /// No effect, because all sockets are of this kind. For users who are used to ss -t.
+    /// Has no effect, because all sockets are of this kind. The option exists for users of ss -t.
     #[arg(short, long)]
     tcp: bool,
     /// Shows only IPv4 sockets.
@@ -54,29 +54,31 @@ pub struct Args {
     /// Shows ports as numbers instead of the names in /etc/services.
     #[arg(short, long)]
     numeric: bool,
-    /// Shows the processes that use the socket. Processes of other users are shown to root only.
+    /// Shows the processes that use the socket. Only root sees processes of other users.
     #[arg(short, long)]
     processes: bool,
-    /// Shows user and inode, and for the direct path the bytes by messages and by RMA.
+    /// Shows user and inode. For the direct path, also shows the bytes by messages and by RMA.
     #[arg(short, long)]
     extended: bool,
     /// Omits the heading.
     #[arg(short = 'H', long)]
     no_header: bool,
-    /// Prints JSON: an array with an object for each socket, with all of its data.
+    /// Prints JSON: an array with one object for each socket, which contains all data of the
+    /// socket.
     #[arg(short, long)]
     json: bool,
-    /// Only sockets in these states, separated by commas: established, syn-sent, close-wait,
+    /// Shows only sockets in these states, separated by commas: established, syn-sent, close-wait,
     /// listen, close …
     #[arg(long, value_name = "STATES", value_delimiter = ',')]
     state: Vec<String>,
-    /// Only sockets with this local or remote port.
+    /// Shows only sockets with this local or remote port.
     #[arg(long)]
     port: Option<u16>,
-    /// Only sockets with this path of the data.
+    /// Shows only sockets whose data use this path.
     #[arg(long, value_enum)]
     mode: Option<Mode>,
-    /// Only sockets that use TCP for one of these reasons: names or numbers, separated by commas.
+    /// Shows only sockets that use TCP for one of these reasons. Reasons are names or numbers,
+    /// separated by commas.
     #[arg(long, value_name = "REASONS", value_delimiter = ',')]
     reason: Vec<String>,
     /// Directory that replaces / in tests.
@@ -85,7 +87,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// True if the options select a socket.
+    /// Returns whether the options select a socket.
     fn wants(&self, s: &Socket) -> bool {
         let state = if self.listening {
             s.state == "listen"
@@ -119,13 +121,13 @@ fn services(text: &str) -> BTreeMap<u16, String> {
         let port = port.strip_suffix("/tcp")?.parse().ok()?;
         Some((port, name.to_owned()))
     };
-    // If a port has several names, the first one counts.
+    // If a port has several names, the first name is used.
     let mut all: Vec<_> = text.lines().filter_map(one).collect();
     all.reverse();
     all.into_iter().collect()
 }
 
-/// Formats an address like ss.
+/// Formats an address in the form of ss.
 fn end(at: &std::net::SocketAddr, services: &BTreeMap<u16, String>) -> String {
     let host = match at.ip() {
         std::net::IpAddr::V6(v6) => format!("[{v6}]"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! A socket, parsed from /proc/net/extl.
+//! Socket, parsed from a line of /proc/net/extl.
 
 use anyhow::{bail, Context, Result};
 use clap::ValueEnum;
@@ -8,23 +8,23 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// Path of a socket's data.
+/// Path on which a socket's data travel.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// No connection.
+    /// The socket has no connection.
     Idle,
-    /// Accepts connections.
+    /// The socket accepts connections.
     Listening,
-    /// TCP.
+    /// TCP carries the data.
     Tcp,
-    /// Direct path: messages and RMA, without TCP.
+    /// VELO messages and RMA carry the data, without TCP.
     Direct,
-    /// TCP or direct path: not decided yet.
+    /// The choice between TCP and the direct path is still open.
     Waiting,
 }
 
 impl Mode {
-    /// Returns the name.
+    /// Returns the name of the mode.
     pub fn word(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -36,7 +36,7 @@ impl Mode {
     }
 }
 
-/// Reasons for TCP: number, name in files, description.
+/// Reasons for TCP with number, name in files, and description.
 const REASONS: &[(u16, &str, &str)] = &[
     (
         1,
@@ -116,51 +116,52 @@ const REASONS: &[(u16, &str, &str)] = &[
     ),
 ];
 
-/// A socket.
+/// AF_EXTL socket.
 #[derive(Clone, Debug)]
 pub struct Socket {
-    /// TCP state, in the form that filters use: `established`, `close-wait`.
+    /// TCP state, in the form that filters use, for example `established` or `close-wait`.
     pub state: String,
     /// Local address.
     pub local: SocketAddr,
-    /// Remote address; zeros without a connection.
+    /// Remote address; all zeros without a connection.
     pub peer: SocketAddr,
-    /// Path of the data.
+    /// Path on which the data travel.
     pub mode: Mode,
-    /// Name of the reason for TCP.
+    /// Name of the reason for TCP; `None` if TCP is not used.
     pub reason: Option<String>,
-    /// Bytes sent in all connections of the socket.
+    /// Number of bytes sent in all connections of the socket.
     pub sent: u64,
-    /// Bytes received in all connections of the socket.
+    /// Number of bytes received in all connections of the socket.
     pub received: u64,
-    /// Part of `sent` that used the direct path.
+    /// Number of the bytes in `sent` that used the direct path.
     pub direct_sent: u64,
-    /// Part of `received` that used the direct path.
+    /// Number of the bytes in `received` that used the direct path.
     pub direct_received: u64,
-    /// Bytes that the present connection sent by messages.
+    /// Number of bytes that the current connection sent in messages.
     pub message_sent: u64,
-    /// Bytes that the present connection announced, for a GET by the peer.
+    /// Number of bytes that the current connection announced for GETs by the peer.
     pub announced: u64,
-    /// Bytes that the present connection received by messages.
+    /// Number of bytes that the current connection received in messages.
     pub message_received: u64,
-    /// Bytes that the present connection received by GET.
+    /// Number of bytes that the current connection received by GET.
     pub fetched: u64,
-    /// Bytes that were sent from the program's memory without a copy.
+    /// Number of bytes sent from the program's memory without a copy.
     pub lent: u64,
-    /// Bytes that were received into the program's memory without a copy.
+    /// Number of bytes received into the program's memory without a copy.
     pub sunk: u64,
-    /// Bytes that the program has not read; for a listener, pending connections.
-    pub unread: u64,
-    /// Bytes that the peer has not acknowledged; for a listener, the maximum number of pending
+    /// Number of bytes that the program has not read. For a listener, number of pending
     /// connections.
+    pub unread: u64,
+    /// Number of bytes that the peer has not acknowledged. For a listener, maximum number of
+    /// pending connections.
     pub unacknowledged: u64,
-    /// User ID.
+    /// User ID of the socket's owner.
     pub uid: u64,
-    /// Inode number.
+    /// Inode number of the socket.
     pub inode: u64,
 }
 
-/// Converts `CloseWait` to `close-wait` and `FinWait1` to `fin-wait-1`.
+/// Converts a name like `CloseWait` to `close-wait`, and `FinWait1` to `fin-wait-1`.
 fn dashed(name: &str) -> String {
     let mut out = String::new();
     for (i, c) in name.chars().enumerate() {
@@ -172,7 +173,8 @@ fn dashed(name: &str) -> String {
     out
 }
 
-/// Columns of a line by name. A file may have more or fewer columns than this program knows.
+/// Columns of a line by name. The file may have columns that this program does not know, or lack
+/// some.
 struct Columns<'a>(BTreeMap<&'a str, &'a str>);
 
 impl Columns<'_> {
@@ -187,7 +189,7 @@ impl Columns<'_> {
         value.with_context(|| format!("{name}: {text}"))
     }
 
-    /// Returns a number; 0 for modules that do not provide it.
+    /// Returns a number; 0 for modules that do not provide this column.
     fn later(&self, name: &str) -> Result<u64> {
         match self.0.contains_key(name) {
             true => self.get(name),
@@ -223,7 +225,7 @@ impl Columns<'_> {
     }
 }
 
-/// Parses the file.
+/// Parses the text of /proc/net/extl.
 pub fn parse(text: &str) -> Result<Vec<Socket>> {
     let mut lines = text.lines();
     let names: Vec<&str> = lines.next().unwrap_or("").split(' ').collect();
@@ -254,12 +256,12 @@ impl Socket {
         let name = self.reason.as_deref()?;
         Some(match self.known() {
             Some((number, _, words)) => format!("({number}) {words}"),
-            // A newer module has more reasons.
+            // A newer module may report a reason that this program does not know.
             None => name.to_owned(),
         })
     }
 
-    /// Returns the state in the form that ss uses.
+    /// Returns the TCP state in the form that ss uses.
     pub fn state_word(&self) -> String {
         match self.state.as_str() {
             "established" => "ESTAB".into(),
@@ -313,7 +315,7 @@ mod tests {
         assert_eq!((all[2].lent, all[2].sunk), (70, 80));
         assert_eq!(all[4].state_word(), "CLOSE-WAIT");
         assert_eq!(all[1].state_word(), "UNCONN");
-        // Files of modules with fewer columns, and with more.
+        // Older modules have fewer columns, and newer modules may have more.
         let cut: String = SAMPLE
             .lines()
             .map(|l| l.split(' ').take(9).collect::<Vec<_>>().join(" ") + "\n")

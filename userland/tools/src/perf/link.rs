@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! First messages, ports and roles of the two sides of a test.
+//! Ports of the two sides of a test, their first messages and their roles.
 
 use super::tcp::{Link, Watch};
 use super::{Measured, Plan, Test};
@@ -25,16 +25,17 @@ pub struct Hello {
     pub identity: Identity,
 }
 
-/// State of a test on one side.
+/// State of one side during a test.
 pub struct Session<'a> {
     pub end: &'a Endpoint,
     pub plan: &'a Plan,
     pub peer: &'a Hello,
-    /// All waits use it, so that they end when the connection to the other side is closed.
+    /// All waits go through this value, so that they end when the connection to the other side is
+    /// closed.
     pub watch: Watch<'a>,
 }
 
-/// Ports and buffer of one side.
+/// Ports and buffer of one side of a test.
 pub struct Endpoint {
     pub velo: velo::Port,
     pub rma: extoll::rma::Port,

@@ -21,19 +21,19 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tcp::Link;
 
-/// Default TCP port, the same as that of the perftest programs.
+/// Default TCP port, which is also that of the perftest programs.
 const TCP_PORT: u16 = 18515;
 /// Maximum time that a side waits for a line of the other side before and between tests.
 const HELLO: Duration = Duration::from_secs(10);
-/// Maximum time that a client waits for the server to finish with other clients.
+/// Maximum time for which a client waits until the server has finished with other clients.
 const TURN: Duration = Duration::from_secs(3600);
-/// Maximum bytes of a transfer.
+/// Maximum size of a transfer in bytes.
 const LARGEST: u64 = 1 << 30;
 
 /// Measures VELO and RMA between two nodes, like ib_send_lat and ib_write_bw.
 ///
 /// Start "extoll-perf serve" on one node and "extoll-perf run TEST HOST" on another node. The two
-/// sides exchange ports and addresses over TCP on any network. The measured data uses Extoll only.
+/// sides exchange ports and addresses over TCP on any network. The measured data uses only Extoll.
 /// "extoll-perf reg" measures the registration of memory and needs no second node.
 ///
 /// Example: extoll-perf serve
@@ -82,23 +82,24 @@ struct RunArgs {
     test: Test,
     /// Name or address of the machine that runs the server.
     host: String,
-    /// Bytes per message or transfer, with k, M, G for powers of 1,024. Default: 8 for latency and
-    /// velo-rate, 120 for velo-bw, 65536 for put-bw and get-bw.
+    /// Size of a message or transfer in bytes. The suffixes k, M and G mean powers of 1,024.
+    /// Default: 8 for latency and velo-rate, 120 for velo-bw, 65536 for put-bw and get-bw.
     #[arg(short, long, value_parser = crate::size)]
     size: Option<u64>,
-    /// Number of messages or transfers. Default: 1000 for latency, else 5000.
+    /// Number of messages or transfers. Default: 1000 for latency, otherwise 5000.
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
-    /// Measures all powers of two up to 120 bytes (VELO) or 8 MiB.
+    /// Measures all powers of two up to 120 bytes (VELO) or 8 MiB (RMA).
     #[arg(short, long, conflicts_with = "size")]
     all: bool,
-    /// Largest size for --all.
+    /// Maximum size for --all in bytes.
     #[arg(long, value_parser = crate::size, requires = "all")]
     max_size: Option<u64>,
-    /// Both sides send at the same time. The result is the sum (bandwidth and rate tests).
+    /// Makes both sides send at the same time. The result is the sum of both directions. Only for
+    /// bandwidth and rate tests.
     #[arg(short, long)]
     bidirectional: bool,
-    /// Seconds per size, instead of a number of iterations.
+    /// Time in seconds for each size, instead of a number of iterations.
     #[arg(short = 'D', long, value_parser = crate::seconds, conflicts_with = "iters")]
     duration: Option<Duration>,
     /// Maximum number of outstanding transfers (bandwidth tests).
@@ -110,8 +111,8 @@ struct RunArgs {
     /// Sleeps until an interrupt instead of polling.
     #[arg(short, long)]
     events: bool,
-    /// Seconds without progress after which a test fails on both sides. The server gets the
-    /// progress of the client over TCP and waits two seconds longer.
+    /// Time in seconds without progress after which a test fails on both sides. The server learns
+    /// the client's progress over TCP and waits two seconds longer.
     #[arg(long, default_value = "10", value_parser = crate::seconds)]
     timeout: Duration,
     /// Prints one JSON object instead of the table.
@@ -123,19 +124,19 @@ struct RunArgs {
 #[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Test {
-    /// VELO: half of the round trip time.
+    /// Half of the round trip time of VELO messages.
     VeloLat,
-    /// VELO: bytes and messages per second.
+    /// Bytes and messages per second over VELO.
     VeloBw,
-    /// VELO: like velo-bw, with 8 bytes by default.
+    /// Bytes and messages per second over VELO, with 8 bytes by default.
     VeloRate,
-    /// RMA PUT: half of the round trip time. Each side is notified when the data is in memory.
+    /// Half of the round trip time of RMA PUTs. Each side is notified when the data is in memory.
     PutLat,
-    /// RMA PUT: stream of transfers.
+    /// Bytes and transfers per second of RMA PUTs.
     PutBw,
-    /// RMA GET: time of one transfer.
+    /// Time of one RMA GET.
     GetLat,
-    /// RMA GET: stream of transfers.
+    /// Bytes and transfers per second of RMA GETs.
     GetBw,
 }
 
@@ -155,7 +156,7 @@ struct Plan {
     test: Test,
     size: u64,
     iters: u64,
-    /// Duration in milliseconds; replaces the number of iterations.
+    /// Duration in milliseconds, which replaces the number of iterations.
     duration_ms: Option<u64>,
     warmup: u64,
     bidirectional: bool,
@@ -165,7 +166,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Returns the condition for the end of sending.
+    /// Returns the condition on which sending ends.
     fn goal(&self) -> Goal {
         match self.duration_ms {
             Some(ms) => Goal::Until(Instant::now() + Duration::from_millis(ms)),
@@ -174,7 +175,7 @@ impl Plan {
     }
 }
 
-/// Condition for the end of sending.
+/// Condition on which sending ends.
 #[derive(Clone, Copy, Debug)]
 enum Goal {
     Count(u64),
@@ -190,19 +191,19 @@ impl Goal {
     }
 }
 
-/// Result of one side.
+/// Result of a test on one side.
 #[derive(Serialize, Deserialize, Clone, Debug, Default)]
 struct Measured {
     /// Number of messages or transfers that this side sent.
     iterations: u64,
-    /// Nanoseconds for all iterations.
+    /// Duration of all iterations in nanoseconds.
     ns: u64,
-    /// Nanoseconds of each iteration (latency tests only).
+    /// Duration of each iteration in nanoseconds (latency tests only).
     #[serde(skip)]
     times: Vec<u64>,
 }
 
-/// Result for one size.
+/// Result of a test for one size.
 #[derive(Serialize, Clone, Debug)]
 struct Line {
     bytes: u64,
@@ -214,7 +215,7 @@ struct Line {
     per_message: PerMessage,
 }
 
-/// Operations of the client per message.
+/// Number of operations of the client per message.
 #[derive(Serialize, Clone, Copy, Debug, Default, PartialEq)]
 struct PerMessage {
     packets: f64,
@@ -238,7 +239,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 fn serve(device: &Device, port: u16, once: bool) -> Result<()> {
     let listener = tcp_listener(port)?;
-    // Open the NIC now, so that errors are reported at the start.
+    // The NIC is opened before clients connect, so that errors are reported at the start.
     let endpoint = Endpoint::open(device)?;
     let mut out = std::io::stdout();
     writeln!(
@@ -299,7 +300,8 @@ fn sizes(args: &RunArgs) -> Result<Vec<u64>> {
     }
 }
 
-/// Receives the server's first message, which it sends when it has finished with other clients.
+/// Receives the server's first message. The server sends it when it has finished with other
+/// clients.
 fn hello(link: &Link, host: &str) -> Result<Hello> {
     match link.receive(Duration::from_secs(2)) {
         Err(e) if matches!(e.downcast_ref(), Some(Error::Timeout)) => {}

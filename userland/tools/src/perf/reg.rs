@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Time for registering and unregistering a buffer.
+//! Measures the time for registering and unregistering a buffer.
 
 use crate::stats::{ns, Summary};
 use anyhow::Result;
@@ -8,18 +8,18 @@ use serde::Serialize;
 use std::io::Write;
 use std::time::Instant;
 
-/// Bytes of a page, and of a huge page.
+/// Size of a page and size of a huge page in bytes.
 const PAGES: [u64; 2] = [4 << 10, 2 << 20];
 
 #[derive(clap::Args, Debug)]
 pub struct RegArgs {
-    /// Bytes of the buffer, with k, M, G for powers of 1,024.
+    /// Size of the buffer in bytes. The suffixes k, M and G mean powers of 1,024.
     #[arg(short, long, value_parser = crate::size, default_value = "2M")]
     size: u64,
     /// Number of registrations.
     #[arg(short = 'n', long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     iters: u64,
-    /// Uses huge pages of 2 MiB. The system must have reserved some (vm.nr_hugepages).
+    /// Uses huge pages of 2 MiB. The system must have reserved huge pages (vm.nr_hugepages).
     #[arg(long)]
     huge: bool,
     /// Prints one JSON object instead of the table.

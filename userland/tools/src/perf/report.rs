@@ -43,15 +43,15 @@ fn row(line: &Line) -> Vec<String> {
     }
     let per = &line.per_message;
     cells.push(format!("{:.3}", per.device_reads));
-    // The CPU stores at least one word to the NIC per packet, and one per update of the read
+    // The CPU makes at least one store to the NIC per packet, and one store per update of the read
     // pointer.
     cells.push(format!("{:.3}", per.packets + per.device_writes));
     cells.push(per.interrupts.map_or("-".into(), |x| format!("{x:.3}")));
     cells
 }
 
-/// Prints the last line, and the heading before the first line. Columns have the width of the
-/// heading, so that lines can be printed while tests run.
+/// Prints the last line. Before the first line, prints the heading. Columns have the width of the
+/// heading, so that each line can be printed while the next test runs.
 pub fn print(out: &mut impl Write, test: Test, lines: &[Line]) -> Result<()> {
     let heading = heading(test.is_latency());
     let Some(last) = lines.last() else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! RMA tests.
+//! Tests of RMA transfers.
 
 use super::link::{Hello, Session};
 use super::{Measured, Plan, Test};
@@ -10,7 +10,7 @@ use extoll::rma::{
 };
 use std::time::Instant;
 
-/// Classes of the notification puts that end a test.
+/// Class of the notification put that requests the end of a test.
 const STOP: u8 = 1;
 const ACK: u8 = 2;
 
@@ -35,7 +35,7 @@ fn is_class(n: &Notification, class: u8) -> bool {
 }
 
 /// Waits for the next notification from the other side that `wanted` accepts. A notification with
-/// an error ends the test.
+/// an error makes the test fail.
 fn expect(s: &Session, wanted: impl Fn(&Notification) -> bool) -> Result<Notification> {
     let wanted = |n: &Notification| is_from(n, s.peer) && (n.error != 0 || wanted(n));
     let n = s
@@ -92,7 +92,8 @@ fn sent(n: &Notification) -> bool {
     n.kind == NotificationType::Requester && n.command == Command::BytePut
 }
 
-/// Repeats `step` for the warm-up and then until the goal. Records the time of each repetition.
+/// Repeats `step` for the warm-up and then until the goal is reached. Records the duration of each
+/// repetition.
 fn repeat(plan: &Plan, mut step: impl FnMut() -> Result<()>) -> Result<Measured> {
     for _ in 0..plan.warmup {
         step()?;
@@ -110,7 +111,8 @@ fn repeat(plan: &Plan, mut step: impl FnMut() -> Result<()>) -> Result<Measured>
     Ok(m)
 }
 
-/// Client: sends a PUT and waits for the PUT of the server. The latency is half of the time.
+/// Runs on the client. Sends a PUT and waits for the server's PUT. The latency is half of this
+/// time.
 pub fn put_latency(s: &Session) -> Result<Measured> {
     let mut m = repeat(s.plan, || {
         put(s, COMPLETER)?;
@@ -121,7 +123,7 @@ pub fn put_latency(s: &Session) -> Result<Measured> {
     Ok(m)
 }
 
-/// Server: answers each PUT with a PUT.
+/// Runs on the server. Answers each PUT with a PUT.
 pub fn put_pong(s: &Session) -> Result<Measured> {
     loop {
         let n = expect(s, |n| arrived(n) || is_class(n, STOP))?;
@@ -136,7 +138,7 @@ pub fn put_pong(s: &Session) -> Result<Measured> {
     }
 }
 
-/// Client: measures the time of a GET.
+/// Runs on the client. Measures the time of a GET.
 pub fn get_latency(s: &Session) -> Result<Measured> {
     let m = repeat(s.plan, || {
         get(s)?;
@@ -146,15 +148,15 @@ pub fn get_latency(s: &Session) -> Result<Measured> {
     Ok(m)
 }
 
-/// Server: sleeps until the end, because a GET does not involve it.
+/// Runs on the server. Sleeps until the end of the test, because a GET does not involve the server.
 pub fn idle(s: &Session) -> Result<Measured> {
     answer_stop(s, true)?;
     Ok(Measured::default())
 }
 
 fn answer_stop(s: &Session, asleep: bool) -> Result<()> {
-    // This side does not see the transfers of the other side. The other side's keep-alive lines
-    // show its progress.
+    // This side cannot observe the transfers of the other side. The keep-alive lines of the other
+    // side show its progress.
     let is_stop = |n: &Notification| is_from(n, s.peer) && is_class(n, STOP);
     s.watch
         .wait_for_the_other(|wait| {
@@ -165,13 +167,15 @@ fn answer_stop(s: &Session, asleep: bool) -> Result<()> {
     say(s, ACK)
 }
 
-/// Requests an acknowledgement, which follows all data because the commands of a port are in order.
+/// Requests an acknowledgement. The request arrives after all data, because the commands of a port
+/// stay in order.
 fn stop(s: &Session) -> Result<()> {
     say(s, STOP)?;
     expect(s, |n| is_class(n, ACK)).map(|_| ())
 }
 
-/// Streams transfers. With `sends` false, this side only answers messages of the other side.
+/// Sends a stream of transfers. With `sends` false, this side only answers messages of the other
+/// side.
 pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
     let mut m = Measured::default();
     if sends {
@@ -197,7 +201,7 @@ pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
             flying += 1;
             m.iterations += 1;
         }
-        // PUTs are sent, and may not have arrived yet.
+        // The PUTs have been sent, but they may not have arrived yet.
         say(s, STOP)?;
         if !s.plan.bidirectional {
             expect(s, |n| is_class(n, ACK))?;

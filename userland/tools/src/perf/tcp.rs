@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! TCP connection between the two sides: messages, and detection of a failed side.
+//! TCP connection between the two sides, which carries messages and detects a failed side.
 
 use anyhow::{anyhow, bail, Context, Result};
 use extoll::{Error, Wait};
@@ -11,25 +11,26 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// Maximum bytes of a line.
+/// Maximum length of a line in bytes.
 const LINE: usize = 4096;
 /// Maximum time for connecting and for sending a line.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Interval and number of keep-alive probes. They detect a machine that does not answer.
+/// Interval between keep-alive probes, which detect a machine that does not answer.
 const PROBE: Duration = Duration::from_secs(6);
 const PROBES: u32 = 4;
 /// Interval at which a waiting side checks the connection.
 const SLICE: Duration = Duration::from_millis(100);
-/// Maximum interval between the keep-alive lines of a side that makes progress.
+/// Maximum interval between keep-alive lines of a side that makes progress.
 const SIGN: Duration = Duration::from_secs(1);
-/// Time by which a side's limit exceeds the time-out of the test if it knows the progress of the
-/// other side only from keep-alive lines, because these lines take time.
+/// Additional time limit of a side that knows the progress of the other side only from keep-alive
+/// lines. It exceeds the timeout of the test by this time, because these lines take time.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Exchanges lines of JSON over TCP. An empty line is a keep-alive line: its sender makes progress.
+/// Connection that exchanges lines of JSON over TCP. An empty line is a keep-alive line, which
+/// means that its sender makes progress.
 pub struct Link {
     stream: TcpStream,
-    /// Received bytes that were not processed yet.
+    /// Received bytes that are not processed yet.
     buffer: RefCell<Vec<u8>>,
 }
 
@@ -63,8 +64,8 @@ impl Link {
     }
 
     fn write(&self, bytes: &[u8]) -> Result<()> {
-        // Returns an error that is not an I/O error, because callers take I/O errors for errors of
-        // the standard output.
+        // The error must not be an I/O error, because callers treat I/O errors as errors of the
+        // standard output.
         (&self.stream)
             .write_all(bytes)
             .map_err(|e| anyhow!("the connection to the other side is gone: {e}"))
@@ -76,7 +77,7 @@ impl Link {
         self.write(&line)
     }
 
-    /// Appends received bytes. Returns true if there were keep-alive lines.
+    /// Appends received bytes to the buffer. Returns true if they contained a keep-alive line.
     fn keep(&self, bytes: &[u8]) -> Result<bool> {
         let mut buffer = self.buffer.borrow_mut();
         buffer.extend_from_slice(bytes);
@@ -88,8 +89,8 @@ impl Link {
         Ok(signs > 0)
     }
 
-    /// Receives available bytes without waiting. Returns true if there were keep-alive lines. Fails
-    /// if the other side has closed the connection.
+    /// Receives available bytes without waiting. Returns true if they contained a keep-alive line.
+    /// Fails if the other side has closed the connection.
     fn look(&self) -> Result<bool> {
         let (mut signs, mut bytes) = (false, [0; 256]);
         loop {
@@ -102,7 +103,7 @@ impl Link {
         }
     }
 
-    /// Receives the next line. `None` means that the other side has closed the connection. Each
+    /// Receives the next line. Returns `None` if the other side has closed the connection. Each
     /// keep-alive line restarts the time limit.
     pub fn receive_or_end<T: DeserializeOwned>(&self, limit: Duration) -> Result<Option<T>> {
         let mut start = Instant::now();
@@ -143,14 +144,14 @@ impl Link {
     }
 }
 
-/// Waits during a test and checks the connection. Waits end when the other side closes the
+/// Waits during a test and checks the TCP connection. A wait ends when the other side closes the
 /// connection.
 pub struct Watch<'a> {
     link: &'a Link,
     /// Time without progress after which the test fails.
     timeout: Duration,
     events: bool,
-    /// Steps of this side, and the number at the last keep-alive line.
+    /// Number of steps of this side, and the number at the last keep-alive line.
     steps: Cell<u64>,
     told: Cell<u64>,
     said: Cell<Instant>,
@@ -175,13 +176,13 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Returns the time without progress after which a side gives up if it knows the progress of
-    /// the other side only from keep-alive lines.
+    /// Returns the time without progress after which a side gives up. It applies to a side that
+    /// knows the progress of the other side only from keep-alive lines.
     pub fn limit(&self) -> Duration {
         self.timeout.saturating_add(GRACE)
     }
 
-    /// Call this at each step of progress. It reads the clock at each 16th call only.
+    /// Counts a step of progress. Reads the clock only in each 16th call.
     pub fn progress(&self) -> Result<()> {
         let steps = self.steps.get() + 1;
         self.steps.set(steps);
@@ -210,8 +211,8 @@ impl<'a> Watch<'a> {
         self.tell()
     }
 
-    /// Checks the TCP connection at each 64th call, at most once per 100 ms. For loops that poll
-    /// the NIC and do not call [`Watch::wait`].
+    /// Checks the TCP connection in each 64th call, but at most once per 100 ms. Loops that poll
+    /// the NIC without [`Watch::wait`] call this function.
     pub fn glance(&self) -> Result<()> {
         let asked = self.asked.get().wrapping_add(1);
         self.asked.set(asked);
@@ -221,7 +222,7 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// Repeats `attempt`, which may time out, with short time limits. With `heeds_signs`,
+    /// Repeats `attempt`, which may time out, with short time limits. If `heeds_signs` is true,
     /// keep-alive lines of the other side count as progress.
     fn attempt<T>(
         &self,
@@ -230,7 +231,7 @@ impl<'a> Watch<'a> {
         mut attempt: impl FnMut(Wait) -> extoll::Result<T>,
     ) -> Result<T> {
         let slice = SLICE.min(limit);
-        // Set when the first attempt fails, because most attempts succeed.
+        // The start is set when the first attempt fails, because most attempts succeed.
         let mut start = None;
         loop {
             let wait = Wait::for_at_most(slice);
@@ -250,13 +251,13 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Waits for an event that must happen within the time-out of the test.
+    /// Waits for an event that must occur within the timeout of the test.
     pub fn wait<T>(&self, attempt: impl FnMut(Wait) -> extoll::Result<T>) -> Result<T> {
         self.attempt(self.timeout, false, attempt)
     }
 
-    /// Waits for an event that follows when the other side has finished its work. The time limit
-    /// begins again with each keep-alive line of that side.
+    /// Waits for an event that occurs when the other side has finished its work. Each keep-alive
+    /// line of that side restarts the time limit.
     pub fn wait_for_the_other<T>(
         &self,
         attempt: impl FnMut(Wait) -> extoll::Result<T>,
@@ -339,7 +340,7 @@ mod tests {
             assert!(error.to_string().contains("gone"), "{error:#}");
             assert!(start.elapsed() < Duration::from_secs(20));
             gone.join().unwrap();
-            // Loops that check at intervals detect it too.
+            // Loops that check the connection at intervals detect the failure, too.
             std::thread::sleep(SLICE);
             assert!((0..64).any(|_| watch.glance().is_err()));
         }
@@ -347,7 +348,7 @@ mod tests {
 
     #[test]
     fn signs_of_life_prolong_what_depends_on_the_other_side_only() {
-        // Number of attempts that exceeds the limit without keep-alive lines.
+        // Number of attempts. Without keep-alive lines, they would exceed the time limit.
         const SIGNS: usize = 30;
         let (a, b) = pair();
         let (alive, watch) = (

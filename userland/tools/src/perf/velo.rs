@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! VELO tests.
+//! Tests of VELO messages.
 
 use super::link::{Hello, Session};
 use super::{Measured, Plan};
@@ -9,11 +9,11 @@ use extoll::velo::{Message, NodeId, To, Vpid};
 use extoll::Error;
 use std::time::{Duration, Instant};
 
-/// User tags of the messages.
+/// User tag of messages with data.
 const DATA: u8 = 1;
 const LAST: u8 = 2;
 const CREDIT: u8 = 3;
-/// Maximum number of unacknowledged messages. The mailbox of the receiver has room for more than
+/// Maximum number of unacknowledged messages. The mailbox of the receiver has slots for more than
 /// twice that number.
 const WINDOW: u64 = 768;
 /// Number of messages after which the receiver sends an acknowledgement.
@@ -49,7 +49,8 @@ fn send(s: &Session, to: &To, data: &[u8]) -> Result<()> {
     s.watch.wait(|wait| s.end.velo.send(to, data, wait))
 }
 
-/// Client: sends a message and waits for the answer. The latency is half of the round-trip time.
+/// Runs on the client. Sends a message and waits for the answer. The latency is half of the
+/// round-trip time.
 pub fn ping(s: &Session) -> Result<Measured> {
     let data = vec![0xA5; s.plan.size as usize];
     let to = to(s.plan, s.peer);
@@ -72,7 +73,7 @@ pub fn ping(s: &Session) -> Result<Measured> {
     Ok(m)
 }
 
-/// Server: answers messages until the last one.
+/// Runs on the server. Answers messages until the last one.
 pub fn pong(s: &Session) -> Result<Measured> {
     let to = to(s.plan, s.peer);
     loop {
@@ -84,7 +85,8 @@ pub fn pong(s: &Session) -> Result<Measured> {
     }
 }
 
-/// Streams messages. Without `sends`, sends only the last message, which contains no data.
+/// Sends a stream of messages. With `sends` false, sends only the last message, which contains no
+/// data.
 pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
     let data = vec![0x5A; s.plan.size as usize];
     let to = to(s.plan, s.peer);
@@ -124,7 +126,7 @@ pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
                 .velo
                 .try_send(&to.tagged(CREDIT), &count.to_le_bytes())
             {
-                // This may have completed the test.
+                // This acknowledgement may have completed the test.
                 Ok(()) => {
                     reported = received;
                     continue;
@@ -162,7 +164,7 @@ pub fn stream(s: &Session, sends: bool) -> Result<Measured> {
             _ => {}
         }
     }
-    // The last acknowledgement may still be unconfirmed by this side's NIC.
+    // The NIC of this side may not have accepted the last acknowledgement yet.
     s.watch.wait(|wait| s.end.velo.drain(wait))?;
     Ok(m)
 }
