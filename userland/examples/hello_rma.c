@@ -2,10 +2,10 @@
 /*
  * Writes into the memory of a process on another node. This is the example in rma2(3).
  *
- *   node1$ ./hello_rma                 prints "NODE VPID NLA", then the written text
- *   node0$ ./hello_rma NODE VPID NLA
+ * - node1$ ./hello_rma prints "NODE VPID NLA", then the written text.
+ * - node0$ ./hello_rma NODE VPID NLA writes the text.
  *
- * cc hello_rma.c -o hello_rma $(pkg-config --cflags --libs librma)
+ * Compile it with: cc hello_rma.c -o hello_rma $(pkg-config --cflags --libs librma)
  */
 #include <rma2.h>
 #include <stdlib.h>

@@ -2,10 +2,10 @@
 /*
  * Sends a message from one node to another. This is the example in velo(3).
  *
- *   node1$ ./hello_velo                prints "NODE VPID", then the message
- *   node0$ ./hello_velo NODE VPID
+ * - node1$ ./hello_velo prints "NODE VPID", then the message.
+ * - node0$ ./hello_velo NODE VPID sends the message.
  *
- * cc hello_velo.c -o hello_velo $(pkg-config --cflags --libs libvelo)
+ * Compile it with: cc hello_velo.c -o hello_velo $(pkg-config --cflags --libs libvelo)
  */
 #include <stdio.h>
 #include <stdlib.h>

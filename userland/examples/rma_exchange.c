@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
  * Transfers a megabyte in both directions between two nodes with the rma2.h interface. The protocol
- * is that of extoll-exchange (src/main.rs), and each side may be either program.
+ * is that of extoll-exchange (src/main.rs), so that the two programs can run on different sides.
  *
- *   node1$ ./rma_exchange serve          prints "ready NODE VPID"
- *   node0$ ./rma_exchange NODE VPID      prints "ok"
+ * - node1$ ./rma_exchange serve prints "ready NODE VPID".
+ * - node0$ ./rma_exchange NODE VPID prints "ok".
  *
- * cc rma_exchange.c -o rma_exchange $(pkg-config --cflags --libs librma)
+ * Compile it with: cc rma_exchange.c -o rma_exchange $(pkg-config --cflags --libs librma)
  */
 #define _GNU_SOURCE
 #include <rma2.h>

@@ -2,9 +2,9 @@
 /*
  * Sends messages with libvelo to a node that runs "extoll-ping --listen", and compares the replies.
  *
- *   ./velo_echo NODE VPID        prints "ok"
+ * ./velo_echo NODE VPID prints "ok" if all replies are correct.
  *
- * cc velo_echo.c -o velo_echo $(pkg-config --cflags --libs libvelo)
+ * Compile it with: cc velo_echo.c -o velo_echo $(pkg-config --cflags --libs libvelo)
  */
 #include <stdio.h>
 #include <stdlib.h>

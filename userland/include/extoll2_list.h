@@ -156,7 +156,7 @@ static inline extoll2_list_t *extoll2_construct_list(uint32_t item_size, uint32_
 	return list;
 }
 
-/* Removes an item from the pool and returns it, or NULL if memory is short. Its contents are undefined. */
+/* Removes an item from the pool and returns it. Its contents are undefined. NULL if memory is short. */
 static inline extoll_list_head_t *extoll2_new_item(extoll2_list_t *list)
 {
 	extoll_list_head_t *item;

@@ -10,7 +10,7 @@
 #include <sys/ioctl.h>
 
 #define EXTOLL_IOC_MAGIC 0xE7
-/* Version of these additions. It increases with each addition. Newer versions keep all older calls. */
+/* Version, which increases with each addition. Newer versions keep all older calls. */
 #define EXTOLL_ABI_VERSION 1
 
 /* Bits of extoll_info.flags. */

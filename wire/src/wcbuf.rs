@@ -311,6 +311,7 @@ enum Step {
 ///         Action::ReadState => Event::State(state),
 ///         Action::WriteState(value) => { state = value; Event::Written }
 ///         Action::Send(_) => { state = state.with_committed_count(1); Event::Sent }
+///
 ///         Action::Done => break,
 ///         Action::Failed(reason) => panic!("{reason}"),
 ///     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Sends a message from one node to another. The protocol is that of hello_velo.c, and each side
-//! may be either program.
+//! Sends a message from one node to another. The protocol is that of hello_velo.c, so that the two
+//! programs can run on different nodes.
 //!
 //! ```text
 //! node1$ extoll-hello                prints "NODE VPID", then the message
@@ -21,7 +21,7 @@ fn main() -> Result<()> {
             let vpid = Vpid::new(vpid.parse()?).context("VPIDs are 0 to 255")?;
             let wait = Wait::for_at_most(Duration::from_secs(1));
             port.send(&To::new(NodeId(node.parse()?), vpid), b"hello", wait)?;
-            // The NIC has accepted the message. Its arrival is not confirmed.
+            // The NIC has accepted the message, but it does not confirm its arrival.
             port.drain(wait)?;
         }
         [] => {

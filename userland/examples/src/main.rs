@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Transfers a megabyte in both directions between two nodes. The protocol is that of
-//! rma_exchange.c, and each side may be either program.
+//! rma_exchange.c, so that the two programs can run on different sides.
 //!
 //! ```text
 //! node1$ extoll-exchange serve            prints "ready NODE VPID"
@@ -57,7 +57,7 @@ fn check(region: &Region, expected: &[u8]) -> Result<()> {
     }
 }
 
-/// Waits for the notification put of this class.
+/// Waits for a notification put of this class.
 fn expect(port: &Port, class: u8) -> Result<Notification> {
     let n = port
         .wait_for(patience(), |n| {
@@ -73,7 +73,7 @@ fn say(port: &Port, peer: &Peer, class: u8, value: u64) -> Result<()> {
 }
 
 fn put(port: &Port, peer: &Peer, region: &Region, to: Nla) -> Result<()> {
-    // No wait is necessary, because the next notification put of the connection stays behind the
+    // No wait is necessary, because the next notification put of the connection arrives after the
     // data.
     let put = || port.put(peer, region, 0, SIZE as u64, to, NotifySpec::NONE);
     Ok(port.retry(patience(), put)?)

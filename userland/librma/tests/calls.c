@@ -3,8 +3,8 @@
  * Tests the functions of rma2.h that the examples do not use, with a real driver, and compares
  * every result.
  *
- *     node1$ calls serve          prints "ready NODE VPID NLA"; ends with the client
- *     node0$ calls NODE VPID NLA  prints "ok"
+ * - node1$ calls serve prints "ready NODE VPID NLA" and ends when the client ends.
+ * - node0$ calls NODE VPID NLA prints "ok".
  */
 #define _GNU_SOURCE
 #include <rma2.h>
@@ -21,14 +21,14 @@
 #define PATIENCE 40
 #define ROUNDS 100
 
-/* Classes of notification puts: requests to the server, and its answer. */
+/* Classes of notification puts. They are requests to the server, and its answer. */
 enum { ECHO = 1, ANSWER, BYE };
 
 static RMA2_Port port;
 
 #define CHECK(is, want) (at_line = __LINE__, check(__LINE__, #is, (uint64_t)(is), (uint64_t)(want)))
 
-/* Source line of the current check, for the message of a time-out. */
+/* Source line of the current check, which a timeout reports. */
 static volatile int at_line;
 
 static void too_late(int signal)
@@ -59,7 +59,7 @@ static uint8_t *memory(size_t size)
 	return data;
 }
 
-/* Returns a copy of the next notification, received by an event loop, and frees the original. */
+/* Waits for the next notification in an event loop. Frees the notification and returns a copy. */
 static RMA2_Notification event(void)
 {
 	struct pollfd fd = { .fd = rma2_get_fd(port), .events = POLLIN };
@@ -76,7 +76,7 @@ static RMA2_Notification event(void)
 			break;
 		CHECK(rc, RMA2_NO_NOTI);
 		CHECK(found == NULL, 1);
-		/* All commands of this program raise interrupts, so that none may be missed. */
+		/* All commands of this program raise interrupts, so that each notification wakes poll(2). */
 		CHECK(poll(&fd, 1, PATIENCE / 2 * 1000), 1);
 		CHECK(fd.revents, POLLIN);
 	}
@@ -116,7 +116,7 @@ static void serve(void)
 	CHECK(rma2_unregister(port, region), RMA2_SUCCESS);
 }
 
-/* Server, from the client's arguments. */
+/* Node, VPID and NLA of the server, from the client's arguments. */
 static RMA2_Nodeid node;
 static RMA2_VPID vpid;
 static RMA2_NLA remote;
@@ -131,7 +131,7 @@ static void is_from(RMA2_Notification *n, RMA2_Command command, RMA2_Notificatio
 	CHECK(rma2_noti_get_error(n), 0);
 }
 
-/* Registers memory with each of the functions. */
+/* Registers memory with each function that registers memory. */
 static void regions(void)
 {
 	RMA2_Region own, *region;
@@ -168,7 +168,8 @@ static void regions(void)
 }
 
 /*
- * Descriptors, immediate puts and gets transfer the right data and create the right notifications.
+ * Checks that descriptors, immediate puts and gets transfer the correct data and create the correct
+ * notifications.
  */
 static void commands(uint8_t *data, RMA2_NLA nla)
 {
@@ -273,7 +274,7 @@ static void locks(void)
 	}
 }
 
-/* Sends a value to the server and receives its answer by the event loop. */
+/* Sends a value to the server and receives the answer in the event loop. */
 static void echo(uint64_t value)
 {
 	RMA2_Notification n;
@@ -291,7 +292,7 @@ static void classes(void)
 	CHECK(rma2_get_tcs(port, handle, &request, &response), RMA2_SUCCESS);
 	CHECK(request, 0);
 	for (uint32_t tc = 0; tc < 4; tc++) {
-		/* The class that the driver has set. Other values are for privileged programs. */
+		/* The driver has set this class. Only privileged programs may set another class. */
 		CHECK(rma2_get_tcs(port, handle, &now, &response), RMA2_SUCCESS);
 		response = tc < 2 ? 1 : 3;
 		CHECK(rma2_request_tcs(port, handle, tc, response), RMA2_SUCCESS);
@@ -315,7 +316,7 @@ static void queue(void)
 	echo(1);
 	CHECK(rma2_set_queue_segment_size(port, 8 << 10), RMA2_SUCCESS);
 	CHECK(rma2_get_queue_segment_size(port), 8 << 10);
-	/* The resized queue receives notifications. */
+	/* The resized queue must receive notifications. */
 	for (uint64_t i = 0; i < 3; i++)
 		echo(i);
 	/*
@@ -356,7 +357,7 @@ static void refusals(RMA2_Region *region, RMA2_NLA nla)
 	CHECK(rma2_noti_free(port, n), RMA2_SUCCESS);
 }
 
-/* Two threads share a port. Each posts gets to its own memory and waits for their notifications. */
+/* Two threads share a port. Each thread posts gets to its own memory and waits for their notifications. */
 struct worker {
 	pthread_t thread;
 	uint8_t *data;
@@ -394,7 +395,7 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Two threads collect notifications of any kind. Together they get all of them, each once. */
+/* Two threads collect notifications of any kind. Together they must receive each notification once. */
 static uint8_t taken[2 * ROUNDS];
 
 static void *collect(void *argument)
@@ -471,7 +472,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: %s serve | NODE VPID NLA\n", argv[0]);
 		return 2;
 	}
-	/* Maximum time of a call that waits for an event that never happens. */
+	/* The alarm ends a call that waits for an event which never occurs. */
 	signal(SIGALRM, too_late);
 	alarm(PATIENCE);
 	CHECK(rma2_open(&port), RMA2_SUCCESS);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * A program as written for the public libraries librma2 and librma2rc. It registers the same memory
- * twice with the cached functions, and ends one of the registrations. Prints "ok", or "no device".
+ * Test program that uses the public libraries librma2 and librma2rc as existing programs do. It
+ * registers the same memory twice with the cached functions, and ends one registration. Prints "ok"
+ * or "no device".
  */
 #include <rma2.h>
 #include <stdlib.h>

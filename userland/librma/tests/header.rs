@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
 //! Compares the headers with the libraries. A C compiler checks values and layouts. The exported
-//! symbols must be those that the headers declare. A C program that uses every function is linked
-//! and run.
+//! symbols must be those that the headers declare. The test also links and runs a C program that
+//! uses every function.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ fn declared(header: &str, prefix: &str) -> BTreeSet<String> {
     let functions = text.match_indices(prefix).filter_map(|(at, _)| {
         let name: String = text[at..].chars().take_while(|c| is_name(*c)).collect();
         let starts = !text[..at].ends_with(is_name);
-        // In comments of headers, functions have empty parentheses.
+        // Comments in headers write functions with empty parentheses.
         let rest = &text[at + name.len()..];
         (starts && rest.starts_with('(') && !rest.starts_with("()")).then_some(name)
     });
@@ -88,8 +88,8 @@ fn libraries_export_what_their_headers_declare_and_nothing_else() {
     ] {
         let path = libraries().join(library);
         if library != "librma.so" && !path.exists() {
-            // Cargo builds this library only with the whole workspace, but always librma.so, which
-            // belongs to this package.
+            // Cargo always builds librma.so, which belongs to this package. It builds this library
+            // only with the whole workspace.
             continue;
         }
         let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(&path));
@@ -130,7 +130,7 @@ fn a_c_program_links_and_gets_an_answer_without_a_device() {
         .arg("-o")
         .arg(&program)
         .arg(libraries().join("librma.so")));
-    // The program was linked to the soname, which differs from the file name.
+    // The program is linked to the soname, which differs from the file name.
     std::os::unix::fs::symlink(
         libraries().join("librma.so"),
         dir.path().join("librma.so.2"),
@@ -141,8 +141,8 @@ fn a_c_program_links_and_gets_an_answer_without_a_device() {
         .env("EXTOLL_DEV", "/nonexistent"));
 }
 
-/// The test program does not include <string.h>, because the public rma2.h includes it. It uses
-/// every function of the lists.
+/// The test program uses every function of the lists. It does not include <string.h>, because
+/// rma2.h must include it, as the public rma2.h does.
 #[test]
 fn lists_work_as_programs_of_the_public_library_use_them() {
     let dir = tempfile::tempdir().unwrap();

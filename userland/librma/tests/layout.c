@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
-/* Compile-time checks of the values and layouts that programs for the public librma rely on. */
+/* Checks at compile time the values and layouts on which programs for the public librma rely. */
 #include "rma2.h"
 #include "rma2_ioctl.h"
 #include "velo.h"
@@ -15,7 +15,7 @@
 #define CHECK(what) _Static_assert(what, #what)
 #endif
 
-/* A packed notification leaves no gap after a single byte. */
+/* The notification is packed, so that no gap precedes it after a single byte. */
 struct behind {
 	char byte;
 	RMA2_Notification notification;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later OR MIT */
 /*
- * Tests every function of extoll2_list.h through rma2.h, like a program for the public librma.
+ * Tests every function of extoll2_list.h through rma2.h, as programs for the public librma do.
  * Prints "ok".
  */
 #include <rma2.h>
@@ -34,7 +34,7 @@ int main(void)
 		((struct job *)(void *)jobs[i])->number = i;
 		extoll2_list_append(list, jobs[i]);
 	}
-	/* Two items in the first block, three in the next one. */
+	/* The first block has two items, and the next block has three. */
 	CHECK(extoll2_list_get_allocated_items(list) == 5 && extoll2_list_get_freelist_size(list) == 0);
 	CHECK(extoll2_list_get_size(list) == 5 && !extoll2_list_isempty(list));
 	CHECK(extoll2_list_first(list) == jobs[0] && extoll2_list_last(list) == jobs[4]);
@@ -48,7 +48,7 @@ int main(void)
 	CHECK(extoll2_free_item(list, jobs[2]) == 0 && extoll2_list_get_freelist_size(list) == 1);
 	CHECK(extoll2_new_item(list) == jobs[2]);
 	CHECK(extoll2_alloc_pool(list, 4) == 0 && extoll2_list_get_allocated_items(list) == 9);
-	/* More than 4 GiB, and items that are too small for their links, are rejected. */
+	/* Blocks of more than 4 GiB, and items that are too small for their links, must be rejected. */
 	CHECK(extoll2_alloc_pool(list, UINT32_MAX) == -1 && extoll2_list_get_allocated_items(list) == 9);
 	CHECK(!extoll2_construct_list(sizeof(extoll_list_head_t) - 1, 1, 1, NULL));
 	/* A single block can be freed. */

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! Programs end without an error message when the reader of their output has closed it.
+//! Tests that programs end without an error message when the reader of their output has closed it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
 
-/// Returns a standard output without a reader, to which every write fails.
+/// Returns a standard output without a reader. Every write to it fails.
 fn closed() -> Stdio {
     let (ours, _) = UnixStream::pair().unwrap();
     OwnedFd::from(ours).into()

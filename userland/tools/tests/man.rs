@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The manual pages of the libraries agree with their headers and refer only to pages that exist.
+//! Tests that the manual pages of the libraries agree with their headers and refer only to existing
+//! pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Headers whose functions have manual pages.
+/// Headers whose functions must have manual pages.
 const HEADERS: [&str; 3] = ["rma2", "velo", "smfu"];
-/// Pages of the system that the project's pages refer to.
+/// Pages of the system to which the project's pages may refer.
 const SYSTEM: [&str; 2] = ["poll(2)", "mlock(2)"];
 
 fn userland(path: &str) -> PathBuf {
@@ -25,13 +26,13 @@ fn header(name: &str) -> String {
     out + rest
 }
 
-/// Normalizes white space: one blank between words, stars next to the name.
+/// Normalizes white space: one blank between words, and no blank after a star.
 fn tidy(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     words.join(" ").replace("* ", "*")
 }
 
-/// Returns the functions of a header: name, and `type name(parameters)`.
+/// Returns the functions of a header by name, with their prototypes `type name(parameters)`.
 fn functions(name: &str) -> BTreeMap<String, String> {
     let text = header(name);
     let prefix = format!("{name}_");
@@ -73,7 +74,7 @@ fn members(text: &str, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns all library pages: name without the section, and text.
+/// Returns the texts of all library pages by name without the section.
 fn pages() -> BTreeMap<String, String> {
     let dir = std::fs::read_dir(userland("man")).unwrap();
     dir.map(|entry| {
@@ -94,7 +95,7 @@ fn section<'a>(page: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
         .take_while(|l| !l.starts_with(".Sh "))
 }
 
-/// Returns the names in the NAME section of a page, including the page itself.
+/// Returns the names in the NAME section of a page. They include the name of the page.
 fn named(page: &str) -> Vec<&str> {
     section(page, "NAME")
         .filter_map(|l| l.strip_prefix(".Nm "))
@@ -102,7 +103,7 @@ fn named(page: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Returns the words of a macro line. Quoted text is one word.
+/// Returns the words of a macro line. A quoted text is one word.
 fn words(line: &str) -> Vec<String> {
     line.split('"')
         .enumerate()
@@ -163,7 +164,7 @@ fn pages_name_nothing_else() {
         for other in &named[1..] {
             assert!(functions.contains(*other), "{name} names {other}");
         }
-        // Pages mention no other functions.
+        // Pages must not mention other functions.
         for line in text.lines().filter_map(|l| l.strip_prefix(".Fn ")) {
             let function = &words(line)[0];
             assert!(functions.contains(function), "{name}: {function}");

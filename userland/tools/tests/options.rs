@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-or-later OR MIT
-//! The manual pages and docs/userland.md contain only options that the programs have, and all
-//! options are in `--help` and the manual pages.
+//! Tests that the manual pages and docs/userland.md contain only options that the programs have.
+//! All options must be in `--help` and in the manual pages.
 
 use clap::{Arg, Command, CommandFactory};
 use extoll_tools::man::{self, programs as commands, tree};
 use extoll_tools::perf;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Returns the pages that extoll-man writes: name, and text without formatting.
+/// Returns the texts of the pages that extoll-man writes, by name and without formatting.
 fn written() -> BTreeMap<String, String> {
     let dir = tempfile::tempdir().unwrap();
     let status = std::process::Command::new(env!("CARGO_BIN_EXE_extoll-man"))
@@ -33,7 +33,7 @@ fn names(arg: &Arg) -> Vec<String> {
     short.into_iter().chain(long).collect()
 }
 
-/// Returns the words of a text that look like options.
+/// Returns the words of a text that have the form of options.
 fn options(text: &str) -> BTreeSet<String> {
     text.split(|c: char| !(c.is_alphanumeric() || c == '-'))
         .filter(|w| {
@@ -53,7 +53,7 @@ fn pages_and_help_have_the_same_options() {
     for command in commands() {
         for command in tree(&command) {
             let name = command.get_bin_name().unwrap_or(command.get_name());
-            // clap checks this in debug builds only.
+            // clap checks this only in debug builds.
             let arguments = command.get_arguments();
             let all: Vec<String> = arguments.flat_map(names).collect();
             let once: BTreeSet<&String> = all.iter().collect();
@@ -124,7 +124,7 @@ fn pages_name_only_pages_that_exist() {
         }
     }
     assert!(named >= 20, "only {named}");
-    // Subcommand pages must contain the options of the subcommand.
+    // The page of a subcommand must contain the options of the subcommand.
     for (page, words) in [
         (
             "extollctl-reg-read.8",
