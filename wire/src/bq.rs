@@ -229,11 +229,11 @@ bits! {
     pub struct General {
         /// True if the queue engine is enabled.
         enable / with_enable: bool [0:0];
-        /// Assertion of the upper bound.
+        /// The assertion of the upper bound has failed.
         ub_assert / with_ub_assert: bool [1:1];
-        /// Assertion of the timeout of a full queue.
+        /// A full queue has timed out.
         timeout_assert / with_timeout_assert: bool [2:2];
-        /// Assertion of the logical write pointer.
+        /// The assertion of the logical write pointer has failed.
         lwp_assert / with_lwp_assert: bool [3:3];
         /// VPID of the last error.
         error_queue / with_error_queue: u8 [11:4];

@@ -51,15 +51,15 @@ fn word(bytes: &[u8], at: usize) -> Result<u32, Error> {
 /// Returns the number of bytes after the header of a type of this kind with `members` members.
 fn behind(kind: u32, members: usize) -> Result<usize, Error> {
     Ok(match kind {
-        // Pointer, forward, typedef, volatile, const, restrict, function, float, type tag.
+        // These kinds are pointer, forward, typedef, volatile, const, restrict, function, float, type tag.
         2 | 7..=12 | 16 | 18 => 0,
-        // Integer, variable, declaration tag.
+        // These kinds are integer, variable and declaration tag.
         1 | 14 | 17 => 4,
         // Array.
         3 => 12,
-        // Structure, union, section, enumeration of 64 bits.
+        // These kinds are structure, union, section and enumeration of 64 bits.
         4 | 5 | 15 | 19 => 12 * members,
-        // Enumeration, prototype.
+        // These kinds are enumeration and prototype.
         6 | 13 => 8 * members,
         _ => return Err(Error::Kind(kind)),
     })

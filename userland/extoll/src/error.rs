@@ -22,7 +22,7 @@ pub enum Error {
         path: PathBuf,
         /// Effective user ID of the process.
         user: u32,
-        /// Error of the system call. Like `reason` in [`Error::Register`], it is not a source.
+        /// Error of the system call. The text contains it, so that it is not a `source()`.
         reason: io::Error,
     },
     /// The network of the NIC is down. A later attempt may succeed.
@@ -53,7 +53,7 @@ pub enum Error {
     Queue {
         /// Name of the queue.
         what: &'static str,
-        /// Error of the driver. Like `reason` in [`Error::Register`], it is not a source.
+        /// Error of the driver. The text contains it, so that it is not a `source()`.
         reason: io::Error,
     },
     /// A system call failed.
@@ -61,7 +61,7 @@ pub enum Error {
     Os {
         /// Description of the failed operation.
         what: String,
-        /// Error of the system call. Like `reason` in [`Error::Register`], it is not a source.
+        /// Error of the system call. The text contains it, so that it is not a `source()`.
         reason: io::Error,
     },
     /// The maximum of 255 packets is outstanding. The call sent nothing and may be repeated later.

@@ -290,7 +290,7 @@ impl Ring {
                 self.commits += 1;
                 Armed::Empty
             }
-            // With drivers that lack this ioctl, the read pointer register takes the request.
+            // If the driver lacks this ioctl, a store to the read pointer register requests the interrupt.
             Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => {
                 self.commit(true);
                 Armed::Look

@@ -65,7 +65,7 @@ pub mod outp {
         fn counter(#port < 11) = 0x42C000 + 0x40, "nw_xbar_rf_outp#_counter";
         /// Credits of ten classes, six bits each. Read-only.
         fn fcc_credits(#port < 11) = 0x42C008 + 0x40, "nw_xbar_rf_outp#_fcc_credits";
-        /// Credits and assertions.
+        /// Numbers of credits, and assertion bits.
         fn general(#port < 11) = 0x42C010 + 0x40, "nw_xbar_rf_outp#_general";
         /// Register that sets the credits of one class.
         fn credits_0(#port < 11) = 0x42C018 + 0x40, "nw_xbar_rf_outp#_credits_0";

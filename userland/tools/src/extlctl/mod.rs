@@ -28,7 +28,7 @@ const PROTOCOL: u16 = 259;
 const STREAM: u64 = 16;
 /// Size of a switch's state in bytes: counters and notes.
 const NOTE_BYTES: u32 = 8192;
-/// Type of a cgroup2 file system.
+/// Magic number of a cgroup2 file system.
 const CGROUP2: i64 = 0x6367_7270;
 
 /// Makes unchanged programs use AF_EXTL, and shows the results.
