@@ -131,8 +131,8 @@ static inline void extoll2_destruct_list(extoll2_list_t *list)
 
 /*
  * Creates an empty list for items of item_size bytes. The pool begins with initial_pool_size items
- * and grows by free_increment items when it is empty. The name is truncated to 31 characters. Returns
- * NULL without memory or if item_size is too small for the links.
+ * and grows by free_increment items when it is empty. The name is truncated to 31 characters.
+ * Returns NULL without memory or if item_size is too small for the links.
  */
 static inline extoll2_list_t *extoll2_construct_list(uint32_t item_size, uint32_t initial_pool_size, uint32_t free_increment,
 						     const char *name)
@@ -156,7 +156,10 @@ static inline extoll2_list_t *extoll2_construct_list(uint32_t item_size, uint32_
 	return list;
 }
 
-/* Removes an item from the pool and returns it. Its contents are undefined. NULL if memory is short. */
+/*
+ * Removes an item from the pool and returns it. Its contents are undefined. NULL if memory is
+ * short.
+ */
 static inline extoll_list_head_t *extoll2_new_item(extoll2_list_t *list)
 {
 	extoll_list_head_t *item;

@@ -15,8 +15,8 @@
 #define PMAP_IOC_MAXNR 9
 
 /*
- * Type of the buffer: 0 = memory of the kernel, 1 = memory at a given address (rejected), 2 = no type
- * set yet.
+ * Type of the buffer: 0 = memory of the kernel, 1 = memory at a given address (rejected), 2 = no
+ * type set yet.
  */
 #define PMAP_IOCTL_SET_TYPE    _IOW(PMAP_IOC_MAGIC, 0, uint32_t)
 #define PMAP_IOCTL_GET_TYPE    _IOR(PMAP_IOC_MAGIC, 1, uint32_t)
@@ -27,8 +27,8 @@
 /* DMA address of the buffer, which programs pass to the device. */
 #define PMAP_IOCTL_GET_PADDR   _IOR(PMAP_IOC_MAGIC, 6, uint32_t)
 /*
- * An open file may have several buffers. Each buffer has a key. All other calls apply to the current
- * buffer.
+ * An open file may have several buffers. Each buffer has a key. All other calls apply to the
+ * current buffer.
  */
 #define PMAP_IOCTL_CREATE      _IOR(PMAP_IOC_MAGIC, 7, uint32_t)
 #define PMAP_IOCTL_FREE        _IOR(PMAP_IOC_MAGIC, 8, uint32_t)

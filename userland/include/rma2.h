@@ -7,10 +7,10 @@
  * the same library.
  *
  * Functions of type RMA2_ERROR return RMA2_SUCCESS (0) or one of the values below. Threads may
- * share a port. Only one call returns a notification. The notification belongs to the thread of that
- * call until this thread frees it. A closed port, connection or region must not be passed to any
- * function. rma2_close and rma2_disconnect close nothing when they return RMA2_ERR_POLL_EXCEEDED or
- * RMA2_ERR_INTERRUPTED. The program must then call them again.
+ * share a port. Only one call returns a notification. The notification belongs to the thread of
+ * that call until this thread frees it. A closed port, connection or region must not be passed to
+ * any function. rma2_close and rma2_disconnect close nothing when they return
+ * RMA2_ERR_POLL_EXCEEDED or RMA2_ERR_INTERRUPTED. The program must then call them again.
  */
 #ifndef EXTOLL_RMA2_H
 #define EXTOLL_RMA2_H
@@ -79,8 +79,8 @@ typedef enum {
 } RMA2_Notification_Spec;
 
 /*
- * Requester page of a connection. Values may be combined by or. Only privileged programs may use RRA
- * and physical addresses.
+ * Requester page of a connection. Values may be combined by or. Only privileged programs may use
+ * RRA and physical addresses.
  */
 typedef enum {
 	RMA2_CONN_DEFAULT  = 16,

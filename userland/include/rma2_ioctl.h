@@ -38,8 +38,8 @@
 #define RMA2_IOCTL_GET_MAXVPID            _IOR(RMA2_IOC_MAGIC, 13, uint32_t)
 
 /*
- * Calls for privileged programs: target units, accelerator, response classes, protection, TLP hints,
- * and history of all VPIDs.
+ * Calls for privileged programs: target units, accelerator, response classes, protection, TLP
+ * hints, and history of all VPIDs.
  */
 #define RMA2_IOCTL_SET_TUS                _IOW(RMA2_IOC_MAGIC, 14, uint32_t)
 #define RMA2_IOCTL_GET_TUS                _IOR(RMA2_IOC_MAGIC, 15, uint32_t)

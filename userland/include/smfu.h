@@ -30,8 +30,8 @@ uint16_t smfu_node(const smfu_t *smfu);
 uint64_t smfu_exported(const smfu_t *smfu);
 
 /*
- * Maps the first len bytes of the window to other nodes. The mapping may be write-combining, so that
- * only smfu_flush() orders stores.
+ * Maps the first len bytes of the window to other nodes. The mapping may be write-combining, so
+ * that only smfu_flush() orders stores.
  */
 int smfu_map_window(smfu_t *smfu, size_t len, smfu_mapping_t **mapping);
 /* Maps the first len bytes of the local memory that other nodes can access. */

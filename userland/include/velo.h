@@ -46,7 +46,9 @@ struct velo_message {
 	uint8_t data[VELO_MAX_LEN];	/* zeros after len bytes */
 };
 
-/* Opens an unused port. device: directory of the device files; NULL for EXTOLL_DEV or /dev/extoll. */
+/*
+ * Opens an unused port. device: directory of the device files; NULL for EXTOLL_DEV or /dev/extoll.
+ */
 int velo_open(const char *device, velo_port_t **port);
 /* Closes a port. No other thread may use the port during or after this call. */
 void velo_close(velo_port_t *port);
@@ -65,8 +67,8 @@ int velo_send(velo_port_t *port, const struct velo_to *to, const void *data, siz
 /* Waits for a message, then stores the oldest message. */
 int velo_recv(velo_port_t *port, struct velo_message *message, int timeout_ms);
 /*
- * Repeats messages that the NIC dropped, until it has accepted all messages of the port. A program that
- * only sends must call this at the end.
+ * Repeats messages that the NIC dropped, until it has accepted all messages of the port. A program
+ * that only sends must call this at the end.
  */
 int velo_drain(velo_port_t *port, int timeout_ms);
 

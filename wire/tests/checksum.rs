@@ -146,8 +146,8 @@ fn other_frames_have_none() {
         unfinished(&frame)
     };
     assert!(unfinished(&good).is_some());
-    // The function must not report these frames as unfinished: first fragment, later fragment, other
-    // IP version, short header, unsupported protocol, wrong UDP length, other EtherType.
+    // The function must not report these frames as unfinished: first fragment, later fragment,
+    // other IP version, short header, unsupported protocol, wrong UDP length, other EtherType.
     for (at, value) in [
         (20, 0x20),
         (21, 1),

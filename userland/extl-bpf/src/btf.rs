@@ -51,7 +51,8 @@ fn word(bytes: &[u8], at: usize) -> Result<u32, Error> {
 /// Returns the number of bytes after the header of a type of this kind with `members` members.
 fn behind(kind: u32, members: usize) -> Result<usize, Error> {
     Ok(match kind {
-        // These kinds are pointer, forward, typedef, volatile, const, restrict, function, float, type tag.
+        // These kinds are pointer, forward, typedef, volatile, const, restrict, function, float,
+        // type tag.
         2 | 7..=12 | 16 | 18 => 0,
         // These kinds are integer, variable and declaration tag.
         1 | 14 | 17 => 4,

@@ -290,7 +290,8 @@ impl Ring {
                 self.commits += 1;
                 Armed::Empty
             }
-            // If the driver lacks this ioctl, a store to the read pointer register requests the interrupt.
+            // If the driver lacks this ioctl, a store to the read pointer register requests the
+            // interrupt.
             Err(e) if e.raw_os_error() == Some(libc::ENOTTY) => {
                 self.commit(true);
                 Armed::Look

@@ -44,7 +44,8 @@ pub unsafe extern "C" fn rma2_register(
     if to.is_null() {
         return error::INV_VALUE;
     }
-    // SAFETY: `port`, `address` and `to` meet this function's safety requirements; `to` is not null.
+    // SAFETY: `port`, `address` and `to` meet this function's safety requirements; `to` is not
+    // null.
     status(unsafe {
         register(port, address, size).and_then(|r| give(to, Box::into_raw(Box::new(r))))
     })
@@ -96,7 +97,8 @@ unsafe extern "C" fn rma2_register_nomalloc(
     if to.is_null() {
         return error::INV_VALUE;
     }
-    // SAFETY: `port`, `address` and `to` meet this function's safety requirements; `to` is not null.
+    // SAFETY: `port`, `address` and `to` meet this function's safety requirements; `to` is not
+    // null.
     status(unsafe { register(port, address, size).and_then(|r| give(to, r)) })
 }
 

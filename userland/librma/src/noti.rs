@@ -74,7 +74,8 @@ unsafe fn find(
     };
     let result = status(run());
     if result != error::SUCCESS {
-        // SAFETY: the caller meets the safety requirements of this function. For null the function returns an error without a write.
+        // SAFETY: the caller meets the safety requirements of this function. For null the function
+        // returns an error without a write.
         let _ = unsafe { give(to, std::ptr::null_mut()) };
     }
     result

@@ -76,7 +76,10 @@ static RMA2_Notification event(void)
 			break;
 		CHECK(rc, RMA2_NO_NOTI);
 		CHECK(found == NULL, 1);
-		/* All commands of this program raise interrupts, so that each notification wakes poll(2). */
+		/*
+		 * All commands of this program raise interrupts, so that each notification wakes
+		 * poll(2).
+		 */
 		CHECK(poll(&fd, 1, PATIENCE / 2 * 1000), 1);
 		CHECK(fd.revents, POLLIN);
 	}
@@ -357,7 +360,10 @@ static void refusals(RMA2_Region *region, RMA2_NLA nla)
 	CHECK(rma2_noti_free(port, n), RMA2_SUCCESS);
 }
 
-/* Two threads share a port. Each thread posts gets to its own memory and waits for their notifications. */
+/*
+ * Two threads share a port. Each thread posts gets to its own memory and waits for their
+ * notifications.
+ */
 struct worker {
 	pthread_t thread;
 	uint8_t *data;
@@ -395,7 +401,9 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Two threads collect notifications of any kind. Together they must receive each notification once. */
+/*
+ * Two threads collect notifications of any kind. Together they must receive each notification once.
+ */
 static uint8_t taken[2 * ROUNDS];
 
 static void *collect(void *argument)

@@ -48,7 +48,10 @@ int main(void)
 	CHECK(extoll2_free_item(list, jobs[2]) == 0 && extoll2_list_get_freelist_size(list) == 1);
 	CHECK(extoll2_new_item(list) == jobs[2]);
 	CHECK(extoll2_alloc_pool(list, 4) == 0 && extoll2_list_get_allocated_items(list) == 9);
-	/* Blocks of more than 4 GiB, and items that are too small for their links, must be rejected. */
+	/*
+	 * Blocks of more than 4 GiB, and items that are too small for their links, must be
+	 * rejected.
+	 */
 	CHECK(extoll2_alloc_pool(list, UINT32_MAX) == -1 && extoll2_list_get_allocated_items(list) == 9);
 	CHECK(!extoll2_construct_list(sizeof(extoll_list_head_t) - 1, 1, 1, NULL));
 	/* A single block can be freed. */
