@@ -114,8 +114,8 @@ impl fmt::Display for TooLong {
     }
 }
 
-/// Iterates over the messages of an eager frame of `len` bytes in sending order. The sender must send
-/// them back to back.
+/// Iterates over the messages of an eager frame of `len` bytes in sending order. The sender must
+/// send them back to back.
 pub fn eager_fragments(
     len: u32,
 ) -> Result<impl ExactSizeIterator<Item = EagerFragment> + Clone, TooLong> {
