@@ -126,14 +126,6 @@ impl SegmentDesc {
             .with_base_page(self.base.0 >> 12))
     }
 
-    /// Returns the form for `c_base_size_valid` and `n_base_size_valid`, with the valid bit.
-    pub const fn encode_valid(&self) -> Result<SegmentWord, Error> {
-        match self.encode() {
-            Ok(word) => Ok(word.with_valid(true)),
-            Err(e) => Err(e),
-        }
-    }
-
     /// Returns the size of the segment in bytes, at most 8 MiB.
     pub const fn bytes(&self) -> u32 {
         self.slots.saturating_mul(self.slot.bytes())

@@ -63,21 +63,6 @@ impl Port {
             Port::Smfu => 8,
         }
     }
-
-    /// Returns the unit that a one-hot value selects. Returns `None` if several bits are set or the
-    /// port has no known unit.
-    pub const fn from_one_hot(port_oh: u16) -> Option<Self> {
-        Some(match port_oh {
-            0x001 => Port::HostPosted,
-            0x002 => Port::HostNonposted,
-            0x004 => Port::HostResponse,
-            0x008 => Port::Rf,
-            0x010 => Port::Velo,
-            0x020 => Port::Rma,
-            0x100 => Port::Smfu,
-            _ => return None,
-        })
-    }
 }
 
 /// Address interval, described by three register values.

@@ -702,22 +702,6 @@ impl Notification {
     pub const fn class(&self) -> u8 {
         self.size_field as u8
     }
-
-    /// Returns the number of bytes of the whole transfer, which began at address `start`. Returns
-    /// `None` if word 0 is below `start` or if the size exceeds the limit of a command.
-    pub const fn total_size(&self, start: u64) -> Option<u32> {
-        match self.word0.checked_sub(start) {
-            Some(before) if before < MAX_LEN as u64 => {
-                let total = (before as u32).saturating_add(self.last_size());
-                if total <= MAX_LEN {
-                    Some(total)
-                } else {
-                    None
-                }
-            }
-            _ => None,
-        }
-    }
 }
 
 bits! {
