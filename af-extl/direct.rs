@@ -66,8 +66,7 @@ pub(crate) fn decided(
     })
 }
 
-/// Returns whether TCP's connection exists. Notifies the direct connection if TCP's connection does
-/// not exist.
+/// Returns whether TCP's connection exists. If not, notifies the direct connection.
 pub(crate) fn tcp_lives(tcp: &Tcp, conn: &Arc<Conn>) -> bool {
     let lives = tcp.state() != State::Close;
     if !lives {
@@ -191,8 +190,7 @@ fn send_all(
             }
             let lent = match &completion {
                 Some(completion) => zero::send_later(conn, msg, completion, what),
-                // The call has `MSG_ZEROCOPY` without `SO_ZEROCOPY` and must not wait, so it
-                // copies.
+                // `MSG_ZEROCOPY` without `SO_ZEROCOPY` on a non-blocking call: copy.
                 None if waiting.is_over() => None,
                 None => {
                     drop(writer);
@@ -232,8 +230,7 @@ fn send_all(
             tcp.no_space();
             waiting.until_next(|| find(tcp, conn, || send_room(conn, left)))?;
         }
-        // Only one thread may write at a time, because data are copied behind those already
-        // committed.
+        // Only one thread may write at a time, because data follow those already committed.
         let writer = conn.writer.lock();
         let Some(Found::Some(rings, span)) = send_room(conn, left) else {
             continue;

@@ -27,7 +27,7 @@
 //! | G18 | `smfu.rs` `init`, `smfu/target.rs` `write_all` | base 0 has a known meaning: write 0 |
 //! | G18 | `smfu/window.rs` `disconnect` | accesses fail: do not keep the addresses reserved |
 //! | G19 | `setup.rs` `begin`, `rra.rs` `Rra::open` | the target does not check: open on first use |
-//! | G20 | `backdoor.rs` `fetch`, `empty` | reading `info` has a known effect: remove one of them |
+//! | G20 | `backdoor.rs` `fetch`, `empty` | reading `info` has a known effect: remove one |
 //! | G26 | `snq/messages.rs`, `vpci/interrupt_relay.rs` | sources differ: call only one client |
 
 use kernel::time::Delta;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 
-//! Translations. A translation consists of the table entries, DMA mapping and MMU watch of one
-//! region.
+//! Translations: table entries, DMA mapping and MMU watch of one region.
 //!
 //! The state machine [`Lifecycle`] decides how a translation ends. This file executes the steps.
 //! The owner, an MMU notifier, a work item and unbinding may end a translation at the same time, so
@@ -318,8 +317,7 @@ impl Translation {
                 if let Some(memory) = memory {
                     memory.release(ctx);
                 }
-                // The node is removed before the range, whose first page is its key, can be
-                // allocated again.
+                // The node's key is the first page, so the node goes before the range is freed.
                 drop(node(self.range.first));
                 if let Some(Owner::Space {
                     node,
@@ -355,8 +353,7 @@ impl Translation {
     /// duration is proportional to the number of pages.
     ///
     /// MMU notifiers use this function, because they must not wait for the NIC. The pages stay
-    /// pinned until the NIC has answered, so late writes of the NIC cannot reach memory with a new
-    /// owner.
+    /// pinned until the NIC has answered, so late writes cannot reach memory of a new owner.
     pub(super) fn revoke_now(self: &Arc<Self>) {
         let generation = self.generation();
         if self.revoke(generation, Sleep::Never) {
@@ -402,9 +399,8 @@ impl Translation {
                 if let Some(client) = now {
                     client.revoked(result);
                 }
-                // The work item drops the pages, because it may sleep: the caller may hold the last
-                // reference to the translation, and with it the last reference to the unit of an
-                // unbound NIC.
+                // The work item drops the pages, because it may sleep. The caller may hold the last
+                // reference to the translation and thus to the unit of an unbound NIC.
                 let leftover = self.state.lock().leftover.is_some();
                 if leftover || !self.ctx().is_alive() {
                     self.schedule(0);
@@ -437,9 +433,8 @@ impl Translation {
         Some((state.client.take()?, result))
     }
 
-    /// Frees the memory if the NIC has confirmed the flush. For a translation of a reserve this is
-    /// done at once, because it needs no waiting, otherwise in the work item. Not in atomic
-    /// context.
+    /// Frees the memory if the NIC has confirmed the flush: at once for a translation of a reserve,
+    /// which needs no waiting, otherwise in the work item. Not in atomic context.
     pub(super) fn settle_soon(self: &Arc<Self>) {
         let (next, reserved) = {
             let state = self.state.lock();
@@ -483,8 +478,7 @@ impl Translation {
         drop((table_range, spare));
     }
 
-    /// Stores pages that are dropped after the end of the translation, in a context that may sleep.
-    /// Any context.
+    /// Stores pages to be dropped after the end, in a context that may sleep. Any context.
     pub(super) fn drop_later(&self, pages: Arc<PageList>) {
         self.state.lock().leftover = Some(pages);
     }
@@ -492,8 +486,7 @@ impl Translation {
     /// Queues the work item with a delay. Any context.
     pub(super) fn schedule(self: &Arc<Self>, delay_ms: u32) {
         let delay = kernel::time::msecs_to_jiffies(delay_ms);
-        // The work item may be queued already. For user memory it acquires locks of the process, so
-        // it runs on the work queue for work that waits.
+        // For user memory, the work item waits for locks of the process.
         let _ = match self.start {
             0 => work::enqueue_delayed(self.clone(), delay),
             _ => work::enqueue_waiting(self.clone(), delay),

@@ -22,9 +22,9 @@
 //!
 //! | [`Quiet`] | Meaning | Registered memory | Memory named by bus address |
 //! |---|---|---|---|
-//! | `Settled` | Each command, or a fence after it, was answered; or none was posted; or the NIC is cut off from memory. | It can be reused at once. | It can be reused at once. |
-//! | `Unanswered` | No answer arrived within ten seconds. | It can be reused when its region has ended (drop or [`Region::revoke`](crate::atu::Region::revoke)). | It must go into a [`quarantine::Batch`](crate::quarantine::Batch). |
-//! | `Closed` | The engine was dropped while commands were unanswered. | As for `Unanswered`. | As for `Unanswered`. |
+//! | `Settled` | no command or fence is unanswered, or the NIC is cut off | reusable at once | the same |
+//! | `Unanswered` | no answer within ten seconds | reusable when its region has ended (drop or [`Region::revoke`](crate::atu::Region::revoke)) | must go into a [`quarantine::Batch`](crate::quarantine::Batch) |
+//! | `Closed` | the engine was dropped before all answers | as for `Unanswered` | the same |
 //!
 //! A transfer that succeeds, or fails with an error of a command, is `Settled` at the same moment.
 //! After a time-out, `Cancelled` or `PeerLost`, this may take up to ten seconds. Until then a GET

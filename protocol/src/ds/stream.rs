@@ -29,8 +29,7 @@ crate::flow! {
         FinWait2,
         /// The peer has ended its direction.
         CloseWait,
-        /// Both ends have ended their directions, this end first. The end of this direction is not
-        /// acknowledged.
+        /// Both ends have ended their directions, this end first, without an acknowledgement.
         Closing,
         /// Both ends have ended their directions, the peer first. The end of this direction is not
         /// acknowledged.
@@ -119,8 +118,7 @@ pub trait Port {
     ///
     /// # Errors
     ///
-    /// Returns `Later` if the stream should try again. Returns `Never` if GETs from this peer are
-    /// impossible.
+    /// Returns `Later` if the stream should try again; `Never` if the peer permits no GETs.
     fn get(&mut self, get: &Get, post_by: Time, deadline: Time) -> Result<(), TransportError>;
 }
 
@@ -185,8 +183,7 @@ pub struct Stream {
     pub(super) pending_shutdown: Option<Ended>,
     /// True if the peer asked for an answer that was not sent yet.
     pub(super) asked: bool,
-    /// True if data are missing. `gap_reported` contains the expected sequence number and the time
-    /// of the last report to the peer.
+    /// Data are missing. `gap_reported`: expected sequence number and time of the last report.
     pub(super) gap: bool,
     pub(super) gap_reported: Option<(u32, Time)>,
     /// Time since which small data are delayed.
@@ -195,10 +192,9 @@ pub struct Stream {
     pub(super) receive_shut: bool,
     /// Time at which the program closed the socket.
     pub(super) orphan: Option<Time>,
-    /// Unsent answer to a withdrawal: end of the source, and number of bytes that are left out.
+    /// Unsent answer to a withdrawal: end of the source, number of bytes left out.
     pub(super) cut: Option<(Seq, u32)>,
-    /// Withdrawal that waits until no GET writes to a reader's memory: end and length of the
-    /// source.
+    /// Withdrawal that waits for GETs to a reader's memory: end and length of the source.
     pub(super) late_cut: Option<(Seq, u32)>,
     /// Time until which GETs from sources are delayed for a reader that stopped waiting.
     pub(super) held_until: Option<Time>,
@@ -210,8 +206,7 @@ pub struct Stream {
     pub(super) stuck: Option<Time>,
     /// Time of the next attempt after the port refused a GET.
     pub(super) retry: Option<Time>,
-    /// Time since which the port refuses GETs. This time does not count in the time-out of the
-    /// peer.
+    /// Time since which the port refuses GETs, which the time-out of the peer does not include.
     pub(super) refused: Option<Time>,
     /// Time at which data were last sent again because the peer requested it.
     pub(super) rewound: Option<Time>,
@@ -225,8 +220,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Returns an established connection. `own` is its ID at this end, and `peer` its ID at the
-    /// peer.
+    /// Returns an established connection with its IDs at this end (`own`) and at the peer.
     #[must_use]
     pub fn new(own: ConnId, peer: ConnId, geometry: &Geometry, now: Time) -> Self {
         Self {
@@ -391,8 +385,7 @@ impl Stream {
     }
 
     /// Marks `len` bytes of [`Receiving::readable`] as read. Returns true if the driver must call
-    /// [`Stream::pump`] or wake a waiting reader. Reasons are an acknowledgement that is due, free
-    /// bytes for a pending source, or a source that can be fetched to a reader's memory.
+    /// [`Stream::pump`], or wake a waiting reader for a source that its memory can receive.
     pub fn consume(&mut self, len: u32, limits: &Limits) -> bool {
         self.receiving.consume(len);
         let receiving = &self.receiving;
@@ -426,8 +419,7 @@ impl Stream {
         }
     }
 
-    /// Sets idle time in ticks, interval in ticks, and number of keep-alive probes. `None` disables
-    /// the probes.
+    /// Sets keep-alive probes: idle time and interval in ticks, number. `None` disables them.
     pub fn set_keepalive(&mut self, settings: Option<(u64, u64, u32)>) {
         let keepalive = settings.map(|(idle, interval, probes)| KeepAlive {
             idle,
@@ -437,8 +429,7 @@ impl Stream {
         self.timing.set_keepalive(keepalive);
     }
 
-    /// Sets the time in ticks after which a silent peer counts as dead. `None` selects
-    /// [`Limits::give_up`].
+    /// Sets the ticks after which a silent peer counts as dead; `None`: [`Limits::give_up`].
     pub fn set_give_up(&mut self, after: Option<u64>) {
         self.timing.set_give_up(after);
     }
@@ -598,8 +589,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Aborts the connection if no program can read new data. Returns true if it aborted the
-    /// connection.
+    /// Aborts the connection if no program can read new data, and returns true in this case.
     pub(super) fn refuse(&mut self, now: Time) -> bool {
         let why = if self.orphan.is_some() {
             End::Orphaned
@@ -644,8 +634,7 @@ impl Stream {
         Ok(Received::Nothing)
     }
 
-    /// Returns the number of known bytes to skip, and the number of new bytes. Returns `None` if no
-    /// byte is acceptable.
+    /// Returns the numbers of known bytes and of new bytes; `None` if no byte is acceptable.
     pub(super) fn fit(&mut self, head: Head, len: u32) -> Option<(u32, u32)> {
         match self.receiving.fit(head.seq, len) {
             Fit::Next { skip, len } => return Some((skip, len)),
@@ -671,8 +660,7 @@ impl Stream {
         let Some(limits) = again else {
             return;
         };
-        // Send data again at most once per half of `ask` without progress, because repeated data
-        // may be in flight.
+        // Repeated data may be in flight, so repetitions are half of `ask` apart.
         let soon = |at: Time| now.since(at) < limits.ask / 2;
         if !self.rewound.is_some_and(soon) && self.sending.rewind() {
             self.rewound = Some(now);

@@ -174,8 +174,7 @@ impl<M: Memory, V> Cache<M, V> {
         &self.counts
     }
 
-    /// Returns the number of failed calls of [`Cache::find`], and the number of failed calls of
-    /// [`Cache::prepare`].
+    /// Returns the numbers of failed calls of [`Cache::find`] and of [`Cache::prepare`].
     #[must_use]
     pub fn failures(&self) -> (u64, u64) {
         (self.missed, self.refused)
@@ -267,8 +266,7 @@ impl<M: Memory, V> Cache<M, V> {
         })
     }
 
-    /// Returns the registration of a hold. Other users may access the registration at the same
-    /// time.
+    /// Returns the registration of a hold, which other users may access at the same time.
     #[must_use]
     pub fn get(&self, hold: &Hold) -> Option<&V> {
         self.held(hold)?.value.as_ref()

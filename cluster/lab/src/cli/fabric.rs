@@ -32,8 +32,7 @@ pub struct EveryNth {
 pub enum FaultVerb {
     /// Pull cables
     LinkDown {
-        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
-        /// or all
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (between NICs) or all
         #[arg(required = true, num_args = 1..=2)]
         link: Vec<String>,
         /// Hold packets while the link is down instead of dropping them
@@ -42,15 +41,13 @@ pub enum FaultVerb {
     },
     /// Plug cables in
     LinkUp {
-        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
-        /// or all
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (between NICs) or all
         #[arg(required = true, num_args = 1..=2)]
         link: Vec<String>,
     },
     /// Pull cables and plug them in again, repeatedly
     Flap {
-        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
-        /// or all
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (between NICs) or all
         #[arg(default_value = "all", num_args = 1..=2)]
         link: Vec<String>,
         /// Time for which the link stays down, in ms
@@ -68,8 +65,7 @@ pub enum FaultVerb {
     },
     /// Damage transmissions, which the link layer repairs
     Corrupt {
-        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
-        /// or all
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (between NICs) or all
         #[arg(default_value = "all", num_args = 1..=2)]
         link: Vec<String>,
         /// Probability per transmission; 0 ends the fault
@@ -78,8 +74,7 @@ pub enum FaultVerb {
     },
     /// Lose transmissions, which the link layer repairs
     Lose {
-        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
-        /// or all
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (between NICs) or all
         #[arg(default_value = "all", num_args = 1..=2)]
         link: Vec<String>,
         /// Probability per transmission; 0 ends the fault
@@ -88,8 +83,7 @@ pub enum FaultVerb {
     },
     /// Slow links down
     Slow {
-        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (links between NICs N and M)
-        /// or all
+        /// Link: NODE PORT, NIC:PORT, nicN (all links of NIC N), N-M (between NICs) or all
         #[arg(default_value = "all", num_args = 1..=2)]
         link: Vec<String>,
         /// Latency of the link in µs
