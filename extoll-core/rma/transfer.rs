@@ -22,7 +22,7 @@
 //!
 //! | [`Quiet`] | Meaning | Registered memory | Memory named by bus address |
 //! |---|---|---|---|
-//! | `Settled` | no command or fence is unanswered, or the NIC is cut off | reusable at once | the same |
+//! | `Settled` | all commands are answered, or the NIC is cut off | reusable at once | the same |
 //! | `Unanswered` | no answer within ten seconds | reusable when its region has ended (drop or [`Region::revoke`](crate::atu::Region::revoke)) | must go into a [`quarantine::Batch`](crate::quarantine::Batch) |
 //! | `Closed` | the engine was dropped before all answers | as for `Unanswered` | the same |
 //!
