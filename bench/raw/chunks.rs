@@ -15,12 +15,7 @@ use extoll_core::{
     nic::Nic,
     rma::{transfer::Engine, Address},
 };
-use kernel::{
-    page::Page,
-    prelude::*,
-    sync::Arc,
-    time::Delta,
-};
+use kernel::{page::Page, prelude::*, sync::Arc, time::Delta};
 use kernel_ext::mem::{Fragment, FragmentList, PAGE};
 use wire::ids::Nla;
 
