@@ -324,7 +324,7 @@ proptest! {
         if let Ok(tlp) = Tlp::decode(dw) {
             let again = tlp.encode().unwrap();
             // Bit 29 of the first dword: the header has four dwords.
-            let n = 3 + (dw[0] >> 29 & 1) as usize;
+            let n = 3 + ((dw[0] >> 29) & 1) as usize;
             prop_assert_eq!(&again[..n], &dw[..n]);
         }
     }
