@@ -7,7 +7,6 @@
 //! | whole pages: kernel buffers, pages, pinned user memory | [`PageList`] |
 //! | fragments of memory, with unaligned ends | [`FragmentList`] |
 //! | mappings for a device, made and undone with a [`BoundDevice`] | [`Streaming`] |
-//! | bytes that a driver and its device use alternately | [`SyncMapping`] |
 //! | addresses behind an IOMMU, to which changing pages are linked | [`IovaRange`] |
 //! | mappings of lists of pages, made without allocating memory | [`PreallocatedTable`] |
 //! | notification of changes of user address spaces | [`Watch`] |

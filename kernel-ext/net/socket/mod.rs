@@ -44,7 +44,7 @@
 //! | waiting | [`Tcp::receiving`], [`Tcp::sending`], [`Waiting::until`] |
 //! | waking | [`Endpoint::wake`], [`Endpoint::fail`], in any context, also after the release |
 //! | `poll` | [`Tcp::poll_wait`], then the data path's bits; [`Tcp::poll_now`] for TCP's bits; [`Tcp::no_space`] before the data path reports that there is no free space |
-//! | TCP's side | [`Endpoint::ends`], [`Endpoint::queued`], [`Endpoint::ended`], [`Tcp::state`] |
+//! | TCP's side | [`Endpoint::ends`], [`Endpoint::queued`], [`Tcp::state`] |
 //! | destination | [`Tcp::route_to`], [`Tcp::route`], [`Tcp::interface_of`], [`Interface::is_of`], [`Neighbour`] |
 //! | TCP's future choice | [`Tcp::choose_port`], [`Listener::find`] |
 //! | timers, work | [`crate::timer`], [`crate::work`] |
